@@ -53,6 +53,7 @@ OTHERS = (
     "sbatch",
     "scancel",
     "scontrol",
+    "sed",
     "sinfo",
     "srun",
     "ssh",

@@ -56,7 +56,7 @@ def submit(out: Path, minutes: float, options: Sequence[str], words: Sequence[st
     )
     if submission.returncode:
         reason = (
-            "; ".join(slurm_refusals.lines(submission.stderr))
+            "; ".join(slurm_refusals.output_lines(submission.stderr))
             or f"exit code {submission.returncode}"
         )
         text = f"--slurm: sbatch refuses: {reason}"

@@ -1,1 +1,1 @@
-"""The command around Hydra: refusals in one line, help, the exit code."""
+"""The command around Hydra: refusals in one line, help, and the exit code."""

@@ -1,4 +1,4 @@
-"""The command around Hydra: help, refusals in one line, the final table and the exit code."""
+"""The command around Hydra: help, refusals in one line, the final table, and the exit code."""
 
 import logging
 import os
@@ -27,10 +27,10 @@ from multicard.sweep.task import HydraTask
 WIDTH = 120
 INDENT = 36
 
-GROUPS = {  # that set keys of other groups and have none of their own
-    "preset": "several options at once: fast is what makes training fast, papers are the defaults",
+GROUPS = {  # Groups without keys of their own; they set keys of other groups.
+    "preset": "several options at once: fast makes training fast, papers are the defaults",
     "experiment": (
-        "a sweep that repeats one table or figure of the papers (conf/experiment/), or all of them"
+        "a sweep that repeats a table or figure of the papers (conf/experiment/), or all of them"
     ),
 }
 
@@ -38,16 +38,17 @@ GROUPS = {  # that set keys of other groups and have none of their own
 def execute(
     workload: Workload, usage: str | None, conclude: Conclude = lambda folders: Conclusion()
 ) -> int:
-    """Have Hydra run the command of `sys.argv`, print the table
-    of what it measured and return the exit code.
+    """Let Hydra run the command in `sys.argv`, print the table of its measurements, and return the
+    exit code.
 
     Args:
         usage: the beginning of `--help`: a sentence, an empty line, and examples.
-        conclude: what the runs of a sweep say, from their folders.
+        conclude: draws a conclusion from the folders of a sweep's runs.
     """
+    # With this variable, Hydra raises errors that it would otherwise print over many lines.
     # Hydra then raises what it would print over many lines
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    logging.raiseExceptions = False  # of what cannot be written, as `--info | head`, no traceback
+    logging.raiseExceptions = False  # No traceback if output cannot be written (`--info | head`).
     command = Command(workload)
     command.conclude = conclude
     workloads.register()
@@ -55,7 +56,7 @@ def execute(
     try:
         words = command.words = command_line.switched(sys.argv[1:], workload)
         of_site = site_defaults.words_of_site(words, workload)
-        sys.argv[1:] = [*words, *of_site]  # where Hydra reads them
+        sys.argv[1:] = [*words, *of_site]  # Hydra reads the words from there.
         overrides = command_line.overrides(sys.argv[1:])
         command_line.check(overrides, workload)
         if {"-h", "--help"} & {*words}:
@@ -67,22 +68,22 @@ def execute(
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(
             HydraTask(command).measure
         )()
-    except (HydraException, OmegaConfBaseException) as error:  # some are a ValueError too
+    except (HydraException, OmegaConfBaseException) as error:  # Must precede ValueError: some are.
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         return _refuse(command, str(command_line.explain("\n".join(causes), workload)))
-    # about a command as a whole: nothing was started
+    # A refusal of the command as a whole: nothing has been started.
     except (ValueError, hydra_config.RefusedByCallback) as error:
         return _refuse(command, str(error))
-    except BrokenPipeError:  # Hydra's own output, as of `--cfg job | head`
+    except BrokenPipeError:  # The reader of Hydra's output has closed it (`--cfg job | head`).
         drop(sys.stdout)
-    except OSError as error:  # of what a command writes before, between and after runs
-        full = no_space(error, hydra_config.folder_of_command())
-        if full is None:
+    except OSError as error:  # The command could not write files before, between or after runs.
+        disk_full = no_space(error, hydra_config.folder_of_command())
+        if disk_full is None:
             raise
-        return _refuse(command, full)
-    except KeyboardInterrupt as interrupted:
-        if not command.abandoned:  # else it is said
-            name = str(interrupted) or "SIGINT"
+        return _refuse(command, disk_full)
+    except KeyboardInterrupt as interrupt:
+        if not command.abandoned:  # Otherwise, the interruption has been reported.
+            name = str(interrupt) or "SIGINT"
             say(Message("command.interrupted", f"interrupted by {name}", signal=name), error=True)
         command.abandoned = True
     finally:
@@ -103,7 +104,7 @@ def _keyboard_interrupt(number: int) -> KeyboardInterrupt:
 
 
 def help_text(workload: Workload, usage: str, words: list[str]) -> str:
-    """The help of an entry, with the options that `words` choose.
+    """Return the help of an entry for the options that `words` choose.
 
     Args:
         usage: a sentence, an empty line, and examples.
@@ -127,7 +128,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     lines += [
         "",
         (
-            "Keys, set as key=value; those of a group depend on its option (try"
+            "Keys, set as key=value. The keys of a group depend on its option (try"
             f" {group}={[*options][-1]} --help):"
         ),
     ]
@@ -137,7 +138,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
     lines += [
         "",
         (
-            "--cfg job prints the configuration of a command without running it; --hydra-help lists"
+            "--cfg job prints the configuration of a command without running it. --hydra-help lists"
             " Hydra's flags."
         ),
     ]
@@ -145,17 +146,18 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
 
 
 def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """Name, value and description of each key, in the order of the schema;
-    those of groups come last.
+    """Yield name, value and description of each key that a user may set.
+
+    They are in the order of the schema. Keys of groups come last.
     """
     values: Any = OmegaConf.to_container(cfg, resolve=bool(prefix))
     groups = []
     for field in fields(schema):
-        if OmegaConf.get_type(cfg, field.name) is dict:  # keys of any name
+        if OmegaConf.get_type(cfg, field.name) is dict:  # The user chooses the names of its keys.
             yield f"{prefix}{field.name}.KEY", "VALUE", field.metadata["help"]
         elif isinstance(values[field.name], dict):
             groups.append(field.name)
-        elif "help" in field.metadata:
+        elif "help" in field.metadata and not field.metadata["is_internal"]:
             yield prefix + field.name, _value(values[field.name]), field.metadata["help"]
     for name in groups:
         option: Any = OmegaConf.get_type(cfg, name)
@@ -163,7 +165,7 @@ def keys(schema: type, cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str,
 
 
 def _value(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Format a value as the command line takes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -172,7 +174,7 @@ def _value(value: Any) -> str:
 
 
 def _row(name: str, *paragraphs: str) -> list[str]:
-    """A name, and beside it the paragraphs, wrapped; below it where the name is too long."""
+    """Format a name with wrapped paragraphs next to it, or below it if the name is too long."""
     margin = " " * INDENT
     lines = []
     for paragraph in paragraphs:

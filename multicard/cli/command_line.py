@@ -1,5 +1,7 @@
-"""The words of a command: what Hydra would accept and nobody reads is refused, and what Hydra
-refuses is said in one line with the key and the remedy.
+"""Checks and translates the words of a command.
+
+Words that Hydra would accept but nothing reads are refused. What Hydra refuses is reported in one
+line, with the key and a remedy.
 """
 
 import difflib
@@ -17,6 +19,7 @@ from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.cli import as_typed, guesses, value_quoting
+from multicard.cli.launcher_words import LAUNCHER_PREFIX
 from multicard.cli.word_reader import MULTIRUN
 from multicard.config import schema
 from multicard.config.base import GLOBAL
@@ -25,27 +28,31 @@ from multicard.config.roles import Role
 from multicard.messages import Message, Refusal, flag_of, say
 from multicard.run.workload import Workload
 
-SWITCHES = ({bool}, {Optional[bool]})  # types of keys that are true or false
-LAUNCHER = "hydra.launcher."
-# no roles: the keys that say what global_batch_size sets
+SWITCHES = ({bool}, {Optional[bool]})  # The types of keys that are true or false.
+# no roles: the keys that a global batch size sets unless the command does.
 BATCH_OF_A_RANK = {"batch_size", "batch_size_asked"}
 FOLLOWS = f"batch_size_asked={GLOBAL}"
-TRUE_OR_FALSE = (True, False, None)  # and so 1 and 0; words are OmegaConf's to judge
+TRUE_OR_FALSE = (True, False, None)  # Equal to 1 and 0 too. OmegaConf checks words.
 
 
 def switched(words: list[str], workload: Workload) -> list[str]:
-    """The words as Hydra is to read them.
+    """Return the words in the form that Hydra reads.
 
-    `predict=VALUE` becomes `predict.enabled=VALUE`, and the like; `gpus=auto` and the like become
-    their keys; values of texts stay as they are typed; `glob()` becomes the options that it
-    matches; `-m` comes first. A word tells that a rank's batch follows from the global one,
-    whatever an experiment or a preset has for it. `+experiment=NAME`, as it is written where the
-    defaults do not have the group, becomes `experiment=NAME`. `glob()` that matches nothing and
-    several keys that are `auto` are refused.
+    `predict=VALUE` becomes `predict.enabled=VALUE`, and likewise for other groups with a switch.
+    `gpus=auto` and the like become their keys. Values of text keys stay as they are typed. `glob()`
+    becomes the options that it matches. `-m` comes first. If the batch per rank follows from the
+    global one, a word is added that says so, whatever an experiment or preset sets. Hydra's
+    documentation writes `+experiment=NAME` for groups without a default; it becomes
+    `experiment=NAME`.
+
+    A `glob()` that matches nothing, and several `auto` keys, are refused.
     """
     words = guesses.as_meant(words, workload)
-    words = _once(
-        [_matched(word, workload) for word in sorted(words, key=lambda word: word not in MULTIRUN)]
+    words = _without_repeated_keys(
+        [
+            _with_glob_resolved(word, workload)
+            for word in sorted(words, key=lambda word: word not in MULTIRUN)
+        ]
     )
     given = {word.lstrip("+").partition("=")[0] for word in words}
     if "global_batch_size" in given and not given & BATCH_OF_A_RANK:
@@ -55,12 +62,12 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     if len(autos) > 1:
         raise Refusal(
             "words.several-auto",
-            f"{' '.join(autos)}: one key alone can be auto; give the value of the others",
+            f"{' '.join(autos)}: only one key can be auto; give values for the others",
             words=autos,
         )
     words = list(chain.from_iterable(AUTO.get(word, (word,)) for word in words))
     parted = [word.partition("=") for word in words]
-    words = as_typed.kept(
+    words = as_typed.with_quotes(
         [f"{keys.get(name, name)}{sign}{value}" for name, sign, value in parted], workload
     )
     if not any(word.startswith("+") for word in words):
@@ -69,41 +76,39 @@ def switched(words: list[str], workload: Workload) -> list[str]:
     return [word.removeprefix("+") if word.startswith(added) else word for word in words]
 
 
-def _once(words: list[str]) -> list[str]:
-    """The words without keys that a later word sets again: Hydra takes the last,
-    and names folders by all of them.
+def _without_repeated_keys(words: list[str]) -> list[str]:
+    """Drop words whose key a later word sets again. Hydra would use the last one, but name folders
+    by all of them.
     """
-    kept = dict[str, str]()
-    for place, word in enumerate(words):
+    word_of_key = dict[str, str]()
+    for position, word in enumerate(words):
         key, sets, value = word.lstrip("+").partition("=")
         merges = word.startswith("++") and value.startswith("{")
-        name = key if sets and not word.startswith("-") and not merges else str(place)
-        if (before := kept.pop(name, None)) is not None:
+        name = key if sets and not word.startswith("-") and not merges else str(position)
+        if (earlier_word := word_of_key.pop(name, None)) is not None:
             say(
                 Message(
                     "words.set-twice",
-                    f"{before}: left out, as {word} comes later",
+                    f"{earlier_word}: ignored, because {word} comes later",
                     key=name,
-                    word=before,
+                    word=earlier_word,
                     later=word,
                 ),
                 error=True,
             )
-        kept[name] = word
-    return [*kept.values()]
+        word_of_key[name] = word
+    return [*word_of_key.values()]
 
 
-def _matched(word: str, workload: Workload) -> str:
-    """The word with the options that its `glob()` matches: of this entry's,
-    of which Hydra does not know.
-    """
+def _with_glob_resolved(word: str, workload: Workload) -> str:
+    """Replace `glob()` by the options that match. Hydra does not know the options of an entry."""
     group, _, value = word.partition("=")
     if not value.startswith("glob("):
         return word
     if group not in workloads.groups(workload):
         raise Refusal(
             "words.glob-of-values",
-            f"{word}: glob is for groups of options; name the values, as `{group}=1,2,3`",
+            f"{word}: glob only works for groups of options; name the values, as `{group}=1,2,3`",
             key=group,
             word=word,
         )
@@ -111,12 +116,12 @@ def _matched(word: str, workload: Workload) -> str:
     if not isinstance(glob, Glob):
         raise Refusal(
             "words.glob-among-others",
-            f"{word}: glob() stands alone; name the values, as `{group}=A,B`",
+            f"{word}: glob() must stand alone; name the values, as `{group}=A,B`",
             key=group,
             word=word,
         )
-    matched = glob.filter(workloads.every_option(workload, group))
-    if not matched:
+    options = glob.filter(workloads.every_option(workload, group))
+    if not options:
         raise Refusal(
             "words.glob-of-nothing",
             f"{word}: matches none of {_choices(group, workload)}",
@@ -124,11 +129,11 @@ def _matched(word: str, workload: Workload) -> str:
             word=word,
             choices=_names(group, workload),
         )
-    return f"{group}={','.join(matched)}"
+    return f"{group}={','.join(options)}"
 
 
 def overrides(words: list[str]) -> list[Override]:
-    """The keys that a command sets; what cannot be read is refused, with the remedy."""
+    """Parse the keys that a command sets; refuse words that cannot be read, with a remedy."""
 
     def refuse(message: str) -> NoReturn:
         raise Refusal(
@@ -156,8 +161,10 @@ def _parsed(words: list[str], sweeps: bool = False) -> list[Override]:
 
 
 def _unreadable(word: str, sweeps: bool) -> Refusal:
-    """What is wrong with a word that Hydra cannot read.
-    With `sweeps` a comma separates values of a sweep.
+    """Return what is wrong with a word that Hydra cannot read.
+
+    Args:
+        sweeps: whether a comma separates the values of a sweep.
     """
     key, sign, value = word.partition("=")
     if value.endswith(",") or word.startswith(",") or ",," in value:
@@ -181,7 +188,7 @@ def _unreadable(word: str, sweeps: bool) -> Refusal:
     if not value.isprintable():
         return Refusal(
             "words.unprintable",
-            f"{word}: has a character that cannot be printed; leave it out",
+            f"{word}: has an unprintable character; leave it out",
             key=key,
             word=word,
         )
@@ -198,13 +205,13 @@ def _unreadable(word: str, sweeps: bool) -> Refusal:
 def _no_pair(word: str) -> Refusal:
     return Refusal(
         "words.no-pair",
-        f"{word}: is no key=value, written without spaces; `--help` lists the keys",
+        f"{word}: is not key=value, written without spaces; `--help` lists the keys",
         word=word,
     )
 
 
 def first_values(chosen: list[Override]) -> list[str]:
-    """The words of a single run: of each sweep its first value."""
+    """Return the words for a single run, with the first value of each sweep."""
     words = []
     for override in chosen:
         values = override.sweep_string_iterator() if override.is_sweep_override() else iter(())
@@ -216,8 +223,8 @@ def first_values(chosen: list[Override]) -> list[str]:
 
 
 def check(chosen: list[Override], workload: Workload) -> None:
-    """Refuse, with the alternatives, what Hydra would compose: options of the other entry, keys
-    that are added or taken away, sweeps of experiments, numbers that would count as true.
+    """Refuse words that Hydra would accept, and name alternatives: options of another entry, added
+    or deleted keys, sweeps of experiments, and numbers that would count as true.
     """
     known = workloads.known_keys(workload)
     groups = workloads.groups(workload)
@@ -242,15 +249,15 @@ def check(chosen: list[Override], workload: Workload) -> None:
 
 
 def _check_change(override: Override, workload: Workload, known: Container[str]) -> None:
-    """Refuse a word that adds a key or takes one away, and `repeat.error`,
-    as if `repeat` were a group.
+    """Refuse a word that adds or deletes a key, and words such as `repeat.error`, which treat
+    `repeat` as a group.
     """
     key = override.key_or_group
     word = str(override.input_line)
     if override.is_delete():
         raise Refusal(
             "words.taken-away",
-            f"{word}: a key cannot be taken away; write `{key}=VALUE`, or leave it out for its"
+            f"{word}: a key cannot be deleted; write `{key}=VALUE`, or leave it out for its"
             " default",
             key=key,
             word=word,
@@ -262,7 +269,7 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
     if override.is_add():
         raise Refusal(
             "words.added",
-            f"{word}: the key is there already; write it without +",
+            f"{word}: the key already exists; write it without +",
             key=key,
             word=word,
         )
@@ -279,7 +286,7 @@ def _check_change(override: Override, workload: Workload, known: Container[str])
 
 
 def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[Any]:
-    """The values of a word; those that Hydra alone would take are refused."""
+    """Return the values of a word; refuse values that only Hydra would accept."""
     key = override.key_or_group
     word = str(override.input_line)
     values: list[Any] = [override.value()]
@@ -291,7 +298,7 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
         if not override.is_discrete_sweep():
             raise Refusal(
                 "words.continuous-sweep",
-                f"{word}: name the values, as `{key}=1,2,3`",
+                f"{word}: list the values, as `{key}=1,2,3`",
                 key=key,
                 word=word,
             )
@@ -299,7 +306,7 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
     if f"{key}=auto" in AUTO and "auto" in values:
         raise Refusal(
             "words.auto-among-others",
-            f"{word}: auto stands alone, as `{key}=auto`",
+            f"{word}: auto must stand alone, as `{key}=auto`",
             key=key,
             word=word,
         )
@@ -312,7 +319,7 @@ def _checked_values(override: Override, known: Mapping[str, set[Any]]) -> list[A
 
 def _check_options(group: str, values: list[Any], workload: Workload) -> None:
     """Refuse options of a group that the entry does not have."""
-    own = workloads.every_option(workload, group)
+    options = workloads.every_option(workload, group)
     named = workload.named.get(group)
     choices = _names(group, workload)
     remedy = f"{workload.entry} has {_choices(group, workload)}"
@@ -320,20 +327,21 @@ def _check_options(group: str, values: list[Any], workload: Workload) -> None:
         if option is None:
             raise Refusal(
                 "words.null-option",
-                f"{group}=null: is no option; leave it out for the default or choose one: {remedy}",
+                f"{group}=null: is not an option; leave it out for the default or choose one:"
+                f" {remedy}",
                 key=group,
                 choices=choices,
             )
         if str(option).startswith("shared/"):
             raise Refusal(
                 "words.part-of-experiments",
-                f"{group}={option}: is a part of experiments; {remedy}",
+                f"{group}={option}: is only a part of experiments; {remedy}",
                 key=group,
                 value=option,
                 choices=choices,
             )
         for other in workloads.WORKLOADS:
-            if option not in own and option in workloads.every_option(other, group):
+            if option not in options and option in workloads.every_option(other, group):
                 raise Refusal(
                     "words.option-of-another-entry",
                     f"{group}={option}: belongs to {other.entry}; {remedy}",
@@ -351,12 +359,13 @@ def _names(group: str, workload: Workload) -> list[str]:
 
 
 def _choices(group: str, workload: Workload) -> str:
-    """The options of a group in words, with those that have a library's names."""
+    """List the options of a group in words, including names that a library provides."""
     named = [workload.named[group].words] if group in workload.named else []
     return ", ".join([*_names(group, workload), *named])
 
 
-# A part of what OmegaConf says of a value; what the value must be, as a fact and in words
+# A part of OmegaConf's message about a value, what the value must be as a fact, and the same in
+# words.
 VALUES = (
     ("could not be converted to Integer", "whole-number", "must be a whole number"),
     ("could not be converted to Float", "number", "must be a number"),
@@ -369,15 +378,15 @@ VALUES = (
 
 
 def explain(message: str, workload: Workload) -> Refusal:
-    """One line for what Hydra or OmegaConf says of a command line
-    that cannot be composed: the key and a remedy.
+    """Return a refusal in one line, with key and remedy, for what Hydra or OmegaConf says about a
+    command line that cannot be composed.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip()] or [""]
-    first = lines[0]
-    for pattern, explained in _EXPLANATIONS:
-        if (match := re.search(pattern, first)) is not None:
-            return explained(match, lines, workload)
-    return _as_hydra_says(" ".join(lines[:2]) if first.endswith(":") else first)
+    first_line = lines[0]
+    for pattern, make_refusal in _EXPLANATIONS:
+        if (match := re.search(pattern, first_line)) is not None:
+            return make_refusal(match, lines, workload)
+    return _as_hydra_says(" ".join(lines[:2]) if first_line.endswith(":") else first_line)
 
 
 def _as_hydra_says(line: str) -> Refusal:
@@ -388,11 +397,19 @@ def _explain_value(match: re.Match[str], lines: list[str], _: Workload) -> Refus
     word = match[1]
     reason = lines[1] if len(lines) > 1 else "cannot be set"
     key = word.lstrip("+").partition("=")[0]
-    for part, must_be, plain in VALUES:
+    for part, must_be, sentence in VALUES:
         if part in reason:
-            return Refusal("words.value", f"{word}: {plain}", key=key, word=word, must_be=must_be)
-    own = f"{reason[0].lower()}{reason[1:]}"
-    return Refusal("words.value-as-hydra-says", f"{word}: {own}", key=key, word=word, reason=own)
+            return Refusal(
+                "words.value", f"{word}: {sentence}", key=key, word=word, must_be=must_be
+            )
+    lowercase_reason = f"{reason[0].lower()}{reason[1:]}"
+    return Refusal(
+        "words.value-as-hydra-says",
+        f"{word}: {lowercase_reason}",
+        key=key,
+        word=word,
+        reason=lowercase_reason,
+    )
 
 
 def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) -> Refusal:
@@ -425,7 +442,7 @@ def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> R
     keys = [line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")]
     name = match[1]
     key = keys[0] if keys else None
-    problem = f"${{{name}}} is not there; write the value, or the name of a key"
+    problem = f"${{{name}}} does not exist; write the value, or the name of a key"
     return Refusal(
         "words.reference", problem if key is None else f"{key}: {problem}", key=key, name=name
     )
@@ -442,13 +459,13 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], R
 
 
 def unknown_key(key: str, workload: Workload) -> Refusal:
-    """Why a command has no such key, with those that it may have meant."""
+    """Return the refusal of a key that does not exist here, with keys that may be meant."""
     known = workloads.known_keys(workload)
     if key in known:
         group = key.partition(".")[0]
         return Refusal(
             "words.key-of-another-option",
-            f"{key}: not a key of the option chosen for {group}; `--help` shows those it has",
+            f"{key}: is not a key of the option chosen for {group}; `--help` shows its keys",
             key=key,
             group=group,
         )
@@ -460,11 +477,13 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
                 key=key,
                 entry=other.entry,
             )
-    if key.startswith(LAUNCHER):
+    if key.startswith(LAUNCHER_PREFIX):
         files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
         known = set()
         for file in files:
-            known.update(f"{LAUNCHER}{name}" for name in OmegaConf.load(file) if name != "_target_")
+            known.update(
+                f"{LAUNCHER_PREFIX}{name}" for name in OmegaConf.load(file) if name != "_target_"
+            )
     if key in known:
         return Refusal(
             "words.key-of-another-launcher",
@@ -473,14 +492,16 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
         )
     if key in schema.OLDER:
         sentence = (
-            f"{key}: earlier versions had it; leave it out, and see CHANGELOG.md for what there is"
-            " instead"
+            f"{key}: only earlier versions had this key; leave it out, and see CHANGELOG.md for its"
+            " replacement"
         )
         return Refusal("words.key-of-earlier-version", sentence, key=key)
-    last = key.rpartition(".")[2]
+    last_part = key.rpartition(".")[2]
     elsewhere = schema.called_elsewhere(workload.schema)
-    close = difflib.get_close_matches(key, [*known, *elsewhere], n=3)
-    near = [*dict.fromkeys(elsewhere.get(name, name) for name in close)]
-    near = [last] if last in known else near
-    remedy = f"nearest: {', '.join(near)}" if near else "`--help` shows all keys"
-    return Refusal("words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=near)
+    close_names = difflib.get_close_matches(key, [*known, *elsewhere], n=3)
+    suggestions = [*dict.fromkeys(elsewhere.get(name, name) for name in close_names)]
+    suggestions = [last_part] if last_part in known else suggestions
+    remedy = f"nearest: {', '.join(suggestions)}" if suggestions else "`--help` shows all keys"
+    return Refusal(
+        "words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=suggestions
+    )

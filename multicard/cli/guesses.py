@@ -1,7 +1,8 @@
-"""Words of a command that are typed as in other programs: `--lr 0.1`, `learning_rate=0.1`,
-`model=Qwen/Qwen3-0.6B`, `photos/`. They are answered by the whole command as it is typed here.
+"""Recognizes words that are typed as in other programs, such as `--lr 0.1`, `learning_rate=0.1`,
+`model=Qwen/Qwen3-0.6B` and `photos/`.
 
-Paths in the place of options are taken where they can mean one thing.
+The answer is the whole command as it is typed here. A path in place of an option is accepted if it
+can only mean one thing.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import NamedTuple
 
 from multicard import workloads
 from multicard.cli import paths_as_values
-from multicard.cli.vocabulary import LAUNCHER, SLURM, Vocabulary
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_WORD
+from multicard.cli.vocabulary import Vocabulary
 from multicard.cli.word_reader import WordReader, WordReading
 from multicard.messages import Refusal, say
 from multicard.run.workload import Workload
@@ -18,10 +20,10 @@ COMPLETION = ("-sc", "--shell-completion")
 
 
 def as_meant(words: Sequence[str], workload: Workload) -> list[str]:
-    """The words with paths in place of options as the keys that they are taken for.
+    """Return the words, with accepted paths replaced by the keys that they stand for.
 
     Raises:
-        Refusal: with the whole command, where words are typed as in other programs.
+        Refusal: words are typed as in other programs. It shows the whole command to use.
     """
     if {*words} & {*COMPLETION}:
         return [*words]
@@ -32,12 +34,12 @@ def as_meant(words: Sequence[str], workload: Workload) -> list[str]:
     for reading in readings:
         if reading.is_taken:
             say(paths_as_values.notice(reading.typed, reading.words), error=True)
-    return _flat(readings)
+    return _words_of(readings)
 
 
 class ProposedCommand(NamedTuple):
-    """A command of an entry. foreign: what was typed that the entry does not know, or that is of
-    another one.
+    """A command of an entry. `foreign` are words that the entry does not know, or that belong to
+    another entry.
     """
 
     command: str
@@ -46,19 +48,21 @@ class ProposedCommand(NamedTuple):
 
 
 def proposed(words: Sequence[str], workload: Workload) -> ProposedCommand:
-    """The whole command of an entry that is meant by words."""
+    """Return the whole command of an entry that the words are likely to mean."""
     names = Vocabulary(workload)
     readings = [*WordReader(words, names).readings()]
-    foreign = []
+    foreign_words = []
     for reading in readings:
         is_elsewhere = reading.path is not None and reading.path.entry != workload.entry
         if reading.is_unknown or is_elsewhere:
-            foreign.append(reading.typed)
-    own = [reading for reading in readings if reading.typed not in foreign]
-    return ProposedCommand(_command(own, workload.entry, names), _flat(own), foreign)
+            foreign_words.append(reading.typed)
+    own_readings = [reading for reading in readings if reading.typed not in foreign_words]
+    return ProposedCommand(
+        _command(own_readings, workload.entry, names), _words_of(own_readings), foreign_words
+    )
 
 
-def _flat(readings: Sequence[WordReading]) -> list[str]:
+def _words_of(readings: Sequence[WordReading]) -> list[str]:
     words = list[str]()
     for reading in readings:
         words.extend(reading.words)
@@ -66,74 +70,80 @@ def _flat(readings: Sequence[WordReading]) -> list[str]:
 
 
 def _refusal(readings: Sequence[WordReading], names: Vocabulary) -> Refusal:
-    mended = [reading for reading in readings if reading.is_mended]
-    unknown = [reading.typed for reading in readings if reading.is_unknown]
-    left = f" (without {', '.join(unknown)}, which nothing here is called)" if unknown else ""
-    paths = [(reading.typed, reading.path) for reading in mended if reading.path is not None]
-    elsewhere = [(word, path) for word, path in paths if path.entry != names.workload.entry]
+    mended_readings = [reading for reading in readings if reading.is_mended]
+    unknown_words = [reading.typed for reading in readings if reading.is_unknown]
+    without = (
+        f" (without {', '.join(unknown_words)}, which is unknown here)" if unknown_words else ""
+    )
+    paths = [
+        (reading.typed, reading.path) for reading in mended_readings if reading.path is not None
+    ]
+    of_other_entry = [(word, path) for word, path in paths if path.entry != names.workload.entry]
     on_hub = [(word, path) for word, path in paths if path.fetch is not None]
-    absent = [word for word, path in paths if not path.is_there]
-    if elsewhere:
-        word, path = elsewhere[0]
+    absent_paths = [word for word, path in paths if not path.is_there]
+    if of_other_entry:
+        word, path = of_other_entry[0]
         command = _command(readings, path.entry, names)
         return Refusal(
             "words.path-of-another-entry",
-            f"{word}: is for {path.entry}{left}; use `{command}`",
+            f"{word}: belongs to {path.entry}{without}; use `{command}`",
             typed=word,
-            unknown=unknown,
+            unknown=unknown_words,
             command=command,
         )
     command = _command(readings, names.workload.entry, names)
     if on_hub:
-        listed = ", ".join(word for word, _ in on_hub)
+        typed_words = ", ".join(word for word, _ in on_hub)
         fetch = " && ".join(str(path.fetch) for _, path in on_hub)
         return Refusal(
             "words.on-the-hub",
-            f"{listed}: is not on this disk, and nothing is downloaded unasked; get it by"
-            f" `{fetch}`, then use `{command}`{left}",
-            typed=listed,
-            unknown=unknown,
+            f"{typed_words}: is not on this disk, and nothing is downloaded unasked; get it by"
+            f" `{fetch}`, then use `{command}`{without}",
+            typed=typed_words,
+            unknown=unknown_words,
             fetch=fetch,
             command=command,
         )
-    if absent:
-        listed = ", ".join(absent)
+    if absent_paths:
+        typed_words = ", ".join(absent_paths)
         return Refusal(
             "words.no-such-path",
-            f"{listed}: no such file or folder; with one that is there, use `{command}`{left}",
-            typed=listed,
-            unknown=unknown,
+            f"{typed_words}: no such file or folder; if it exists, use `{command}`{without}",
+            typed=typed_words,
+            unknown=unknown_words,
             command=command,
         )
-    listed = ", ".join(reading.typed for reading in mended)
+    typed_words = ", ".join(reading.typed for reading in mended_readings)
     return Refusal(
         "words.typed-otherwise",
-        f"{listed}: is not how it is typed here; use `{command}`{left}",
-        typed=listed,
-        unknown=unknown,
+        f"{typed_words}: is typed differently here; use `{command}`{without}",
+        typed=typed_words,
+        unknown=unknown_words,
         command=command,
     )
 
 
 def _command(readings: Sequence[WordReading], entry: str, names: Vocabulary) -> str:
-    """The whole command, without what nothing here is called; of another entry with the words
-    that it has too.
+    """Return the whole command without unknown words. For another entry, also drop words that it
+    does not have.
     """
-    own = [reading for reading in readings if not reading.is_unknown]
-    flags = _flat([reading for reading in own if reading.words[0].startswith("-")])
-    words = _flat([reading for reading in own if not reading.words[0].startswith("-")])
+    known_readings = [reading for reading in readings if not reading.is_unknown]
+    flags = _words_of([reading for reading in known_readings if reading.words[0].startswith("-")])
+    words = _words_of(
+        [reading for reading in known_readings if not reading.words[0].startswith("-")]
+    )
     keys = {word.partition("=")[0] for word in words}
-    if any(key.startswith(LAUNCHER) for key in keys) and SLURM.partition("=")[0] not in keys:
-        words.append(SLURM)
-    for key in _flat([reading for reading in readings if reading.is_mended]):
+    if any(key.startswith(LAUNCHER_PREFIX) for key in keys) and LAUNCHER_GROUP not in keys:
+        words.append(SLURM_WORD)
+    for key in _words_of([reading for reading in readings if reading.is_mended]):
         option = names.option_with(key.partition("=")[0])
         group = key.partition(".")[0]
         if option is not None and group not in keys:
             words.append(f"{group}={option}")
             keys.add(group)
     if entry != names.workload.entry:
-        theirs = Vocabulary(workloads.of_entry(entry))
-        words = [word for word in words if theirs.has(word.partition("=")[0])]
+        their_vocabulary = Vocabulary(workloads.of_entry(entry))
+        words = [word for word in words if their_vocabulary.has(word.partition("=")[0])]
     variables = list[str]()
     for reading in readings:
         variables.extend(reading.variables)

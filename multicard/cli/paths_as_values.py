@@ -1,7 +1,6 @@
-"""Paths in the place of options: `dataset=./photos` and `model=./llama` as the words that they mean
-in each entry.
+"""Translates paths in place of options, as in `dataset=./photos` and `model=./llama`, into keys.
 
-A path that can mean one thing is taken for it. What is not on this disk is never fetched unasked.
+A path that can only mean one thing is accepted. Nothing is downloaded unasked.
 """
 
 import re
@@ -16,21 +15,23 @@ from multicard.run.workload import Workload
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 BEGINS_PATH = ("/", "./", "../", "~/")
-TABLES = (".csv", ".tsv", ".parquet")  # of images in one entry, of texts in the other
+TABLES = (".csv", ".tsv", ".parquet")  # Tables of images in one entry, of texts in the other.
 WEIGHTS = (".pth", ".pt", ".ckpt", ".safetensors", ".bin")
-CONFIG = "config.json"  # a folder of transformers' models has one
+CONFIG = "config.json"  # The folder of a transformers model has this file.
 VISION = "train_vision.py"
 TUNING = "tune_llm.py"
-CONVERSATIONS = ("messages", "conversations")  # columns whose rows are chats
-PAIRS = {"chosen", "rejected"}  # columns of preferences
+CONVERSATIONS = ("messages", "conversations")  # Columns whose rows are conversations.
+PAIRS = {"chosen", "rejected"}  # Columns of preference pairs.
 
 
 @dataclass(frozen=True)
 class PathMeaning:
     """The words that a path stands for.
 
-    entry: whose words they are. fetch: the command that brings what is on the hub, if it is not
-    here. is_there: whether something lies at the path. fetches: the words themselves download it.
+    entry: the entry that the words belong to.
+    fetch: the command that downloads it from the hub, if it is not on this disk.
+    is_there: whether the path exists.
+    fetches: whether the words themselves start a download.
     """
 
     words: tuple[str, ...]
@@ -41,31 +42,31 @@ class PathMeaning:
 
     @property
     def is_here(self) -> bool:
-        """True where nothing has to be fetched, or put there."""
+        """True if it is on this disk, so that nothing has to be downloaded or created."""
         return self.is_there and not self.fetches and self.fetch is None
 
 
 def is_path(value: str) -> bool:
-    """True for what is written as a path, and for what lies there."""
+    """True for a value that is written like a path, or that names an existing file or folder."""
     suffix = Path(value).suffix.lower()
-    looks = value.startswith(BEGINS_PATH) or suffix in (*row_folders.KINDS, *WEIGHTS)
-    return bool(value) and (looks or Path(value).expanduser().exists())
+    looks_like_path = value.startswith(BEGINS_PATH) or suffix in (*row_folders.KINDS, *WEIGHTS)
+    return bool(value) and (looks_like_path or Path(value).expanduser().exists())
 
 
 def is_hub_name(value: str) -> bool:
-    """True for `OWNER/NAME`, as the Hugging Face hub has its names."""
+    """True for `OWNER/NAME`, the form of names on the Hugging Face hub."""
     return HUB_NAME.fullmatch(value) is not None and not is_path(value)
 
 
 def is_model(value: str) -> bool:
-    """True for a folder of a model, and for a file of weights."""
+    """True for the folder of a model, and for a file of weights."""
     path = Path(value).expanduser()
     return (path / CONFIG).is_file() or path.suffix.lower() in WEIGHTS
 
 
 def meaning(group: str, value: str, workload: Workload) -> PathMeaning | None:
-    """What a value of the group `dataset` or `model` stands for, where it is a path,
-    or the name of something on the hub; None of all other values.
+    """Return what a value of the group `dataset` or `model` stands for, if it is a path or a hub
+    name; None for other values.
     """
     if workload.entry not in (VISION, TUNING):
         return None
@@ -86,8 +87,8 @@ def _of_hub(group: str, name: str, entry: str) -> PathMeaning | None:
             return PathMeaning(_tuned(cached), entry)
         return PathMeaning(_tuned(folder), entry, f"hf download {name} --local-dir {folder}")
     if group == "model":
-        return None  # a name of torchvision's or timm's
-    if entry == TUNING:  # the library `datasets` fetches what a command names
+        return None  # Names with a slash are names of models in torchvision or timm.
+    if entry == TUNING:  # The library `datasets` downloads what a command names.
         return PathMeaning(("dataset=chat", f"dataset.source={name}"), entry, fetches=True)
     here = Path(folder).is_dir()
     fetch = None if here else f"hf download {name} --repo-type dataset --local-dir {folder}"
@@ -95,7 +96,7 @@ def _of_hub(group: str, name: str, entry: str) -> PathMeaning | None:
 
 
 def _cached_model(name: str) -> str | None:
-    """The folder of a model of the hub in the cache of its library; None if it has none."""
+    """Return the folder of a hub model in the library's cache; None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
     config = try_to_load_from_cache(name, CONFIG)
@@ -139,7 +140,7 @@ def _images(root: str) -> tuple[str, ...]:
 
 
 def _has_rows(path: Path) -> bool:
-    """True for files that may hold texts, and for folders with some."""
+    """True for a file that may hold texts, and for a folder with such files."""
     if path.is_file():
         return row_folders.kind_of(path) is not None
     if not path.is_dir():
@@ -148,7 +149,7 @@ def _has_rows(path: Path) -> bool:
 
 
 def _columns(path: Path) -> Sequence[str]:
-    """The columns of the first row of a file of JSON; none of what cannot be read."""
+    """Return the columns of the first row of a JSON file; none if it cannot be read."""
     if not path.is_file() or row_folders.kind_of(path) in (None, *TABLES):
         return ()
     try:
@@ -158,11 +159,11 @@ def _columns(path: Path) -> Sequence[str]:
     return tuple(rows[0]) if rows and isinstance(rows[0], dict) else ()
 
 
-# ---- what is said
+# ---- messages
 
 
 def notice(word: str, words: Sequence[str]) -> Message:
-    """For whoever typed a path in the place of an option."""
+    """Return the notice that a path was accepted in place of an option."""
     return Message(
         "words.path-taken",
         f"{word}: taken as {shlex.join(words)}",
@@ -172,5 +173,5 @@ def notice(word: str, words: Sequence[str]) -> Message:
 
 
 def command(entry: str, words: Sequence[str]) -> str:
-    """A whole command, as it can be pasted."""
+    """Return a whole command that can be pasted."""
     return shlex.join([*shlex.split(typed(entry)), *words])

@@ -1,12 +1,13 @@
-"""Defaults of a site, from one file, so that no user types an account or a partition.
+"""Reads the defaults of a site from one file, so that users need not type account or partition.
 
-The file is a YAML mapping of keys to values, as
+The file is a YAML mapping of keys to values:
 
     hydra.launcher.account: project42
     hydra.launcher.partition: gpu
     time_min: 120
 
-It may set Hydra's launcher and keys that change nothing of what is measured. What is typed wins.
+It may set keys of Hydra's launcher, and keys that do not change what is measured. Words of the
+command take precedence.
 """
 
 import os
@@ -18,6 +19,7 @@ import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from multicard import workloads
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_LAUNCHER
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message, Refusal
@@ -25,16 +27,13 @@ from multicard.run.workload import Workload
 
 VARIABLE = "MULTICARD_SITE"
 FILES = (Path("~/.config/multicard/site.yaml"), Path("/etc/multicard/site.yaml"))
-LAUNCHER = "hydra/launcher"
-OF_LAUNCHER = "hydra.launcher."
-SLURM = "submitit_slurm"
 
 
 def file_of_site() -> Path | None:
-    """The file that holds here: that of the variable, the user's own, or the machine's."""
-    named = os.environ.get(VARIABLE)
-    if named is not None:
-        return Path(named) if named else None
+    """Return the site's file: the one that the variable names, the user's, or the machine's."""
+    variable = os.environ.get(VARIABLE)
+    if variable is not None:
+        return Path(variable) if variable else None
     for file in FILES:
         path = file.expanduser()
         if path.is_file():
@@ -43,37 +42,37 @@ def file_of_site() -> Path | None:
 
 
 def words_of_site(typed: Sequence[str], workload: Workload) -> list[str]:
-    """The words of the site's file that this command does not set itself.
+    """Return the words of the site's file for keys that this command does not set.
 
     Args:
-        typed: the words of the command, as Hydra is to read them.
+        typed: the words of the command, as Hydra will read them.
 
     Raises:
-        Refusal: the file cannot be read, or sets a key that it cannot set.
+        Refusal: the file cannot be read, or sets a key that it may not set.
     """
     file = file_of_site()
     if file is None:
         return []
     values = _read_values(file)
-    given = {word.lstrip("+").partition("=")[0] for word in typed}
-    chosen = values.get(LAUNCHER)
+    typed_keys = {word.lstrip("+").partition("=")[0] for word in typed}
+    launcher = values.get(LAUNCHER_GROUP)
     for word in typed:
-        if word.startswith(f"{LAUNCHER}="):
-            chosen = word.partition("=")[2]
+        if word.startswith(f"{LAUNCHER_GROUP}="):
+            launcher = word.partition("=")[2]
     known = workloads.known_keys(workload)
     words = []
     for key, value in values.items():
         _check_key(key, file)
-        if key in given:
+        if key in typed_keys:
             continue
-        applies = chosen == SLURM if key.startswith(OF_LAUNCHER) else key in known
-        if applies or key == LAUNCHER:
+        applies = launcher == SLURM_LAUNCHER if key.startswith(LAUNCHER_PREFIX) else key in known
+        if applies or key == LAUNCHER_GROUP:
             words.append(f"{key}={_as_word(value)}")
     return words
 
 
 def notice(words: Sequence[str]) -> Message:
-    """What the site's file sets for a command, for whoever typed it."""
+    """Return the notice that says what the site's file sets for a command."""
     return Message(
         "site.defaults",
         f"defaults of this site ({file_of_site()}): {' '.join(words)}",
@@ -90,7 +89,7 @@ def _read_values(file: Path) -> dict[str, Any]:
         raise Refusal(
             "site.unread",
             f"{file}: the defaults of this site cannot be read ({reason}); correct the file, or set"
-            f" {VARIABLE} to nothing, which leaves them out",
+            f" {VARIABLE} to nothing, which disables them",
             file=str(file),
             reason=reason,
         ) from None
@@ -99,18 +98,18 @@ def _read_values(file: Path) -> dict[str, Any]:
     if not isinstance(content, Mapping):
         raise Refusal(
             "site.no-mapping",
-            f"{file}: holds no keys and values, as time_min: 120; correct the file, or set"
-            f" {VARIABLE} to nothing, which leaves it out",
+            f"{file}: does not consist of keys and values, as time_min: 120; correct the file, or"
+            f" set {VARIABLE} to nothing, which disables it",
             file=str(file),
         )
     return dict(_flat(content, ""))
 
 
 def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Keys with dots, of nested mappings too; a mapping that is the value of a key stays one."""
+    """Yield keys with dots for nested mappings. A mapping that is the value of a key stays one."""
     for name, value in content.items():
         key = f"{prefix}{name}"
-        is_value = key.startswith(OF_LAUNCHER) or not isinstance(value, Mapping)
+        is_value = key.startswith(LAUNCHER_PREFIX) or not isinstance(value, Mapping)
         if is_value:
             yield key, value
         else:
@@ -118,21 +117,22 @@ def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_key(key: str, file: Path) -> None:
-    if key == LAUNCHER or key.startswith(OF_LAUNCHER) or key in schema.keys(Role.site):
+    if key == LAUNCHER_GROUP or key.startswith(LAUNCHER_PREFIX) or key in schema.keys(Role.site):
         return
     raise Refusal(
         "site.key",
-        f"{file}: {key} is nothing that a site sets for all; name it in the command. It may set"
-        f" {LAUNCHER}, {OF_LAUNCHER}account and the like, and {', '.join(schema.keys(Role.site))}",
+        f"{file}: {key} cannot be set for a whole site; name it in the command. The file may set"
+        f" {LAUNCHER_GROUP}, {LAUNCHER_PREFIX}account and the like, and"
+        f" {', '.join(schema.keys(Role.site))}",
         key=key,
         file=str(file),
     )
 
 
 def _as_word(value: Any) -> str:
-    """The value as Hydra reads it in a command."""
+    """Format a value so that Hydra reads it in a command."""
     if isinstance(value, Mapping):
-        parts = [f"{name}: {_as_word(each)}" for name, each in value.items()]
+        parts = [f"{name}: {_as_word(element)}" for name, element in value.items()]
         return f"{{{', '.join(parts)}}}"
     if isinstance(value, list):
         return f"[{','.join(map(_as_word, value))}]"

@@ -1,7 +1,7 @@
-"""Commands of `multicard` as other programs call theirs: `train`, `finetune`, `run`, `plot`.
+"""Recognizes other programs' names for the commands of `multicard`: `train`, `run`, `plot`, etc.
 
-They are answered by the commands that they mean, each with the words that followed, as they are
-typed here.
+The answer names the commands that may be meant, with the words that followed, as they are typed
+here.
 """
 
 import difflib
@@ -10,10 +10,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from multicard.cli.launcher_words import SLURM_WORD
 from multicard.messages import INSTALLED, Message, typed
 
-# no roles: what other programs call these commands, or what is asked for
-CALLED = {
+# no roles: other programs' names for these commands, and words that users ask with.
+OTHER_NAMES = {
     "vision": ("train", "fit", "classify", "images", "image", "train_vision"),
     "tune": ("train", "fit", "finetune", "finetuning", "sft", "lora", "llm", "tune_llm"),
     "script": ("train", "run", "torchrun", "launch", "exec", "measure", "start", "measure_script"),
@@ -30,34 +31,32 @@ CALLED = {
     "profile": ("trace", "nsys", "kineto"),
     "demo": ("quickstart", "example", "examples", "try", "init", "tutorial"),
 }
-# What sets a word of the command beside: `sweep` is a training of each combination
-WITH = {
+# Names that stand for a word of an entry: `sweep` is a training with `-m`.
+OVERRIDE_OF_NAME = {
     "sweep": "-m",
     "multirun": "-m",
     "grid": "-m",
     "predict": "predict=true",
     "estimate": "predict=true",
-    "sbatch": "hydra/launcher=submitit_slurm",
-    "submit": "hydra/launcher=submitit_slurm",
-    "slurm": "hydra/launcher=submitit_slurm",
+    "sbatch": SLURM_WORD,
+    "submit": SLURM_WORD,
+    "slurm": SLURM_WORD,
 }
-ENTRIES = {  # the file of each command that is an entry
+ENTRIES = {  # The file of each command that is an entry.
     command.removeprefix("multicard "): entry
     for entry, command in INSTALLED.items()
     if entry.endswith(".py")
 }
 OF_ANALYSIS = ("best", "report", "list", "compare", "figure", "table", "claims", "sync")
-NUMBERED = re.compile(r"(table|fig)(?:ure)?[. _-]*\d+", re.IGNORECASE)  # of the papers
+# A table or figure of the papers, as in "table2" and "Fig. 16".
+NUMBERED = re.compile(r"(table|fig)(?:ure)?[. _-]*\d+", re.IGNORECASE)
 PLANS = (".yaml", ".yml")
 HELP = ("-h", "--help")
-BESIDE = re.compile(r" \([\w.]+\)$")  # the file of an entry, which ends its line of help
+ENTRY_FILE = re.compile(r" \([\w.]+\)$")  # The entry's file, at the end of its line in the help.
 
 
 class MeantCommand(NamedTuple):
-    """A command that may be meant, as it is typed.
-
-    foreign: what was typed that it does not know.
-    """
+    """A command that may be meant, as it is typed. It does not know the words in `foreign`."""
 
     command: str
     line: str
@@ -67,97 +66,99 @@ class MeantCommand(NamedTuple):
 def unknown_command(
     name: str, rest: Sequence[str], commands: Mapping[str, str], own: str = "-m multicard"
 ) -> Message:
-    """What to type in place of a command that is none.
+    """Return what to type instead of a command that does not exist.
 
     Args:
         rest: the words that followed.
-        commands: what each command does.
-        own: whose command it is: `-m multicard`, or `-m analysis`.
+        commands: a description of each command.
+        own: the program: `-m multicard` or `-m analysis`.
     """
-    found = (
+    meant_commands = (
         _by_meaning(name, rest, own)
         or _by_spelling(name, rest, [*commands], own)
-        or _of_entries([*ENTRIES], [name, *rest], most_foreign=0)
+        or _meant_entries([*ENTRIES], [name, *rest], most_foreign=0)
     )
     uses = []
-    for each in found:
-        what = BESIDE.sub("", commands.get(each.command, "version"))
-        without = f", without {', '.join(each.foreign)}" if each.foreign else ""
-        uses.append(f"`{each.line}` ({what}{without})")
-    use = f"use {', or '.join(uses)}; " if found else ""
+    for meant in meant_commands:
+        description = ENTRY_FILE.sub("", commands.get(meant.command, "version"))
+        without = f", without {', '.join(meant.foreign)}" if meant.foreign else ""
+        uses.append(f"`{meant.line}` ({description}{without})")
+    use = f"use {', or '.join(uses)}; " if meant_commands else ""
     return Message(
         "command.unknown",
         f"refused: {name}: no such command; {use}`{typed('-m multicard')} --help` lists all",
         name=name,
-        near=[each.command for each in found],
-        commands=[each.line for each in found],
+        near=[meant.command for meant in meant_commands],
+        commands=[meant.line for meant in meant_commands],
     )
 
 
 def _by_meaning(name: str, rest: Sequence[str], own: str) -> list[MeantCommand]:
-    called = name.lower().replace("-", "").replace("_", "")
-    if called in WITH:
-        return _of_entries([*ENTRIES], [WITH[called], *rest])
+    normalized_name = name.lower().replace("-", "").replace("_", "")
+    if normalized_name in OVERRIDE_OF_NAME:
+        return _meant_entries([*ENTRIES], [OVERRIDE_OF_NAME[normalized_name], *rest])
     numbered = NUMBERED.fullmatch(name)
     if numbered is not None:
         command = "table" if numbered[1].lower() == "table" else "figure"
-        return [_of_others(command, [name, *rest], own)]
+        return [_meant_other_command(command, [name, *rest], own)]
     if name.endswith(PLANS):
-        return [_of_others("plan", [name, *rest], own)]
+        return [_meant_other_command("plan", [name, *rest], own)]
     if _is_word_of_entry(name):
-        return _of_entries([*ENTRIES], [name, *rest])
-    meant = [
+        return _meant_entries([*ENTRIES], [name, *rest])
+    commands = [
         command
-        for command, names in CALLED.items()
-        if called in (each.replace("_", "") for each in names)
+        for command, names in OTHER_NAMES.items()
+        if normalized_name in (other_name.replace("_", "") for other_name in names)
     ]
-    entries = _of_entries([command for command in meant if command in ENTRIES], rest)
-    others = [_of_others(command, rest, own) for command in meant if command not in ENTRIES]
-    return [*entries, *others]
+    entries = _meant_entries([command for command in commands if command in ENTRIES], rest)
+    other_commands = [
+        _meant_other_command(command, rest, own) for command in commands if command not in ENTRIES
+    ]
+    return [*entries, *other_commands]
 
 
 def _by_spelling(
     name: str, rest: Sequence[str], commands: Sequence[str], own: str
 ) -> list[MeantCommand]:
-    near = difflib.get_close_matches(name, [*commands, "--version"], n=1)
-    if near and near[0] in ENTRIES:
-        return _of_entries(near, rest)
-    return [_of_others(command, rest, own) for command in near]
+    close_matches = difflib.get_close_matches(name, [*commands, "--version"], n=1)
+    if close_matches and close_matches[0] in ENTRIES:
+        return _meant_entries(close_matches, rest)
+    return [_meant_other_command(command, rest, own) for command in close_matches]
 
 
 def _is_word_of_entry(name: str) -> bool:
-    """True for what may follow the name of an entry, which was left out: a path, a flag, a pair."""
-    from multicard.cli import paths_as_values  # with the workloads, which take a second
+    """True for a path, a flag or a pair: the name of an entry may have been left out before it."""
+    from multicard.cli import paths_as_values  # Imports the workloads, which takes a second.
 
     is_flag = name.startswith("--") and not difflib.get_close_matches(name, ["--version"])
     return is_flag or "=" in name or name.endswith(".py") or paths_as_values.is_path(name)
 
 
-def _of_others(command: str, words: Sequence[str], own: str) -> MeantCommand:
+def _meant_other_command(command: str, words: Sequence[str], own: str) -> MeantCommand:
     start = typed(own if command in OF_ANALYSIS else "-m multicard")
     return MeantCommand(command, f"{start} {shlex.join([command, *words])}")
 
 
-def _of_entries(
+def _meant_entries(
     entries: Sequence[str], words: Sequence[str], most_foreign: int | None = None
 ) -> list[MeantCommand]:
-    """The entries that know most of the words, each with its whole command."""
+    """Return the entries that know the most of the words, each with its whole command."""
     if not entries:
         return []
     from multicard import workloads
     from multicard.cli import guesses
 
-    helped = [word for word in words if word in HELP]
-    found = []
+    help_flags = [word for word in words if word in HELP]
+    meant_commands = []
     for command in entries:
         workload = workloads.of_entry(ENTRIES[command])
         proposed = guesses.proposed([word for word in words if word not in HELP], workload)
         has_script = any(word.startswith("script=") for word in proposed.words)
         if command == "script" and len(entries) > 1 and not has_script:
             continue
-        line = " ".join([proposed.command, *helped])
-        found.append(MeantCommand(command, line, tuple(proposed.foreign)))
-    fewest = min((len(each.foreign) for each in found), default=0)
+        line = " ".join([proposed.command, *help_flags])
+        meant_commands.append(MeantCommand(command, line, tuple(proposed.foreign)))
+    fewest = min((len(meant.foreign) for meant in meant_commands), default=0)
     if most_foreign is not None and fewest > most_foreign:
         return []
-    return [each for each in found if len(each.foreign) == fewest]
+    return [meant for meant in meant_commands if len(meant.foreign) == fewest]

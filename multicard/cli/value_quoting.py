@@ -1,6 +1,4 @@
-"""Quotes for values that Hydra cannot read: around each part of a list,
-a dictionary or a sweep that needs them.
-"""
+"""Quotes values that Hydra cannot read, including the parts of lists, dictionaries and sweeps."""
 
 import re
 from collections.abc import Sequence
@@ -14,52 +12,60 @@ from hydra.errors import OverrideParseException
 from multicard import workloads
 
 CLOSES = {"[": "]", "{": "}", "(": ")"}
-NAMED = re.compile(r"\s*[\w.-]+\s*:\s*")  # the name of a value in a dictionary
+NAME_IN_DICTIONARY = re.compile(r"\s*[\w.-]+\s*:\s*")  # The name of a value in a dictionary.
 
 
 def readable(key: str, value: str, sweeps: bool) -> str:
-    """The value in a form that Hydra reads as what was meant.
+    """Return the value in a form that Hydra reads as it was meant.
 
     Args:
-        sweeps: a comma outside of brackets separates values of a sweep; else it is a part of the
-            value. Of a key that takes a list, what stands without brackets is one list.
+        sweeps: whether a comma outside brackets separates the values of a sweep; otherwise, it is
+            part of the value. If the key takes a list, a value without brackets is one list.
     """
     parts = _split(value)
     if _is_list(key) and not value.startswith("["):
-        return f"[{','.join(map(_part, parts))}]" if parts is not None else f"[{_text(value)}]"
+        return (
+            f"[{','.join(map(_readable_part, parts))}]"
+            if parts is not None
+            else f"[{_quoted_text(value)}]"
+        )
     if sweeps and parts is not None and len(parts) > 1:
-        return _if_read(",".join(map(_part, parts)), value)
-    return _part(value)
+        return _quoted_unless_readable(",".join(map(_readable_part, parts)), value)
+    return _readable_part(value)
 
 
-def _part(value: str) -> str:
-    """One value: as it is, with quotes within its brackets, or quoted as a whole."""
-    if _reads(value):
+def _readable_part(value: str) -> str:
+    """Return one value: unchanged, with quotes within its brackets, or quoted as a whole."""
+    if _is_readable(value):
         return value
     inner = value[1:-1]
     parts = _split(inner) if len(value) > 1 and CLOSES.get(value[0]) == value[-1] else None
     if parts is not None and value[0] == "[":
-        return _if_read(f"[{','.join(map(_part, parts))}]", value)
-    if parts is not None and value[0] == "{" and all(NAMED.match(part) for part in parts):
-        return _if_read(f"{{{','.join(map(_named, parts))}}}", value)
-    return _text(value)
+        return _quoted_unless_readable(f"[{','.join(map(_readable_part, parts))}]", value)
+    if (
+        parts is not None
+        and value[0] == "{"
+        and all(NAME_IN_DICTIONARY.match(part) for part in parts)
+    ):
+        return _quoted_unless_readable(f"{{{','.join(map(_readable_entry, parts))}}}", value)
+    return _quoted_text(value)
 
 
-def _named(part: str) -> str:
-    name = NAMED.match(part)
+def _readable_entry(part: str) -> str:
+    name = NAME_IN_DICTIONARY.match(part)
     assert name is not None
-    return f"{name[0].strip()}{_part(part[name.end() :])}"
+    return f"{name[0].strip()}{_readable_part(part[name.end() :])}"
 
 
-def _if_read(made: str, value: str) -> str:
-    return made if _reads(made) else _text(value)
+def _quoted_unless_readable(quoted: str, value: str) -> str:
+    return quoted if _is_readable(quoted) else _quoted_text(value)
 
 
-def _text(value: str) -> str:
+def _quoted_text(value: str) -> str:
     return QuotedString(value, Quote.double).with_quotes()
 
 
-def _reads(value: str) -> bool:
+def _is_readable(value: str) -> bool:
     try:
         return value != "" and len(OverridesParser.create().parse_overrides([f"key={value}"])) == 1
     except OverrideParseException:
@@ -67,9 +73,7 @@ def _reads(value: str) -> bool:
 
 
 def _split(value: str) -> list[str] | None:
-    """The parts of a value between commas outside of brackets and quotes;
-    None if those do not close.
-    """
+    """Split a value at commas outside brackets and quotes; None if these do not close."""
     parts = [""]
     open_until = list[str]()
     for letter in value:
@@ -96,5 +100,7 @@ def _is_list(key: str) -> bool:
 def _has_list(kind: object) -> bool:
     inner: Sequence[object] = get_args(kind)
     return (
-        get_origin(kind) is list or kind is list or any(get_origin(each) is list for each in inner)
+        get_origin(kind) is list
+        or kind is list
+        or any(get_origin(argument) is list for argument in inner)
     )

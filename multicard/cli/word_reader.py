@@ -1,5 +1,5 @@
-"""The words of a command from left to right: what each stands for, where it is typed as in other
-programs.
+"""Reads the words of a command from left to right, and finds what each stands for if it is typed as
+in another program.
 """
 
 import difflib
@@ -10,15 +10,16 @@ from pathlib import Path
 from hydra._internal.utils import get_args_parser
 
 from multicard.cli import paths_as_values, value_quoting
+from multicard.cli.launcher_words import LAUNCHER_GROUP
 from multicard.cli.paths_as_values import PathMeaning
-from multicard.cli.vocabulary import SLURM, TRUE, Vocabulary, parts_of
+from multicard.cli.vocabulary import TRUE, Vocabulary, parts_of
 from multicard.config.script import STYLE
 
-LIKE = 0.8  # how alike two names are of which one is a slip of the other
+LEAST_SIMILARITY = 0.8  # Names at least this similar (difflib) count as a typing error.
 MULTIRUN = ("-m", "--multirun")
 GPUS = "gpus"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-PATHS_OF = {  # no roles: which key has the path of an option that needs one
+PATH_OF_OPTION = {  # no roles: the key for the path that an option needs.
     "images": "dataset.root=FOLDER",
     "chat": "dataset.data_files=FILE",
     "preference": "dataset.data_files=FILE",
@@ -30,8 +31,10 @@ PATHS_OF = {  # no roles: which key has the path of an option that needs one
 class WordReading:
     """A part of a command as it was typed, and the words that it stands for.
 
-    is_mended: they are others. is_unknown: they are the same, and nothing here is called so.
-    path: what a path in it means. variables: of the environment, that go before the command.
+    is_mended: whether these words differ from the typed ones.
+    is_unknown: whether they are the same, and unknown here.
+    path: what a path in it means.
+    variables: environment variables that go before the command.
     """
 
     typed: str
@@ -43,7 +46,7 @@ class WordReading:
 
     @property
     def is_taken(self) -> bool:
-        """True for a path that needs no question."""
+        """True for a path that is accepted without a refusal."""
         return self.path is not None and not self.is_mended
 
 
@@ -51,7 +54,7 @@ class WordReader:
     """Reads the words of one command from left to right."""
 
     def __init__(self, words: Sequence[str], names: Vocabulary) -> None:
-        self.left = [*words]
+        self.remaining = [*words]
         self.names = names
         self.workload = names.workload
         self.given = {word.partition("=")[0] for word in words}
@@ -61,111 +64,124 @@ class WordReader:
         self.has_script = self.starts_scripts and "script" in self.given
 
     def readings(self) -> Iterator[WordReading]:
-        while self.left:
-            word = self.left.pop(0)
+        while self.remaining:
+            word = self.remaining.pop(0)
             if word.startswith("-") and not _is_number(word):
                 yield self._flag(word)
-            elif word.startswith(("+", "~")) and not word.startswith("~/"):  # Hydra's
+            elif word.startswith(("+", "~")) and not word.startswith("~/"):  # Hydra's syntax
                 yield WordReading(word, (word,), is_unknown="=" not in word)
             elif "=" in word.lstrip("="):
                 yield self._pair(word)
             elif word.endswith(".py") and self.starts_scripts and not self.has_script:
                 yield WordReading(word, (f"script={word}",), is_mended=True)
-                yield from self._of_script()
+                yield from self._readings_of_script()
             else:
-                yield self._bare(word)
+                yield self._bare_word(word)
 
     def _next_value(self) -> str | None:
-        """The next word, where it is the value of a flag."""
-        if self.left and not (self.left[0].startswith("-") and not _is_number(self.left[0])):
-            following = self.left[0]
+        """Take the next word if it is the value of a flag."""
+        if self.remaining and not (
+            self.remaining[0].startswith("-") and not _is_number(self.remaining[0])
+        ):
+            following = self.remaining[0]
             if "=" not in following:
-                return self.left.pop(0)
+                return self.remaining.pop(0)
         return None
 
-    # ---- one part
+    # ---- reading one part
 
     def _flag(self, word: str) -> WordReading:
         name, sign, value = word.partition("=")
         action = self.flags.get(name)
-        if action is not None:  # Hydra's own
-            takes_next = action.nargs is None and not sign and self.left
-            words = (word, self.left.pop(0)) if takes_next else (word,)
+        if action is not None:  # One of Hydra's own flags.
+            takes_next = action.nargs is None and not sign and self.remaining
+            words = (word, self.remaining.pop(0)) if takes_next else (word,)
             return WordReading(" ".join(words), words)
         if not word.startswith("--") or not name.strip("-"):
             return WordReading(word, (word,), is_unknown=True)
-        raw = (word,)
-        own = name.removeprefix("--").replace("-", "_")
-        key = self.names.key_of(own)
-        negated = self.names.key_of(own.removeprefix("no_")) if own.startswith("no_") else None
+        typed_words = (word,)
+        key_name = name.removeprefix("--").replace("-", "_")
+        key = self.names.key_of(key_name)
+        negated = (
+            self.names.key_of(key_name.removeprefix("no_")) if key_name.startswith("no_") else None
+        )
         if key is None and negated is not None and self.names.takes_no_value(negated):
             return WordReading(word, (f"{negated}=false",), is_mended=True)
-        is_switch = key is None and self.names.option_named(own) is not None
+        is_switch = key is None and self.names.option_named(key_name) is not None
         takes_value = not is_switch and (key is None or not self.names.takes_no_value(key))
         if not sign:
-            following = self.left[0].lower() if self.left else ""
+            following = self.remaining[0].lower() if self.remaining else ""
             if takes_value or following in ("true", "false"):
-                found = self._next_value()
-                raw = (word,) if found is None else (word, found)
-                value = found or ""
+                next_word = self._next_value()
+                typed_words = (word,) if next_word is None else (word, next_word)
+                value = next_word or ""
             value = value or "true"
-        typed = " ".join(raw)
-        read = self._meant(own, value, typed)
-        if read is not None:
-            return read
+        typed = " ".join(typed_words)
+        reading = self._reading_of(key_name, value, typed)
+        if reading is not None:
+            return reading
         if self.has_script:
             return WordReading(typed, (f"args.{name.removeprefix('--')}={value}",), is_mended=True)
-        near = difflib.get_close_matches(own, self.names.types, n=1, cutoff=LIKE)
-        slip = self._meant(near[0], value, typed) if near else None
-        return slip or WordReading(typed, raw, is_unknown=True)
+        close_names = difflib.get_close_matches(
+            key_name, self.names.types, n=1, cutoff=LEAST_SIMILARITY
+        )
+        corrected = self._reading_of(close_names[0], value, typed) if close_names else None
+        return corrected or WordReading(typed, typed_words, is_unknown=True)
 
     def _pair(self, typed: str) -> WordReading:
         key, _, value = typed.partition("=")
-        is_hydras = key.startswith(("hydra.", "hydra/")) and key != SLURM.partition("=")[0]
+        is_hydras = key.startswith(("hydra.", "hydra/")) and key != LAUNCHER_GROUP
         if not key or is_hydras or value[:1] in ("", "="):
             return WordReading(typed, (typed,))
-        read = self._meant(key, value, typed)
-        if read is not None:
-            return read
-        if self.has_script and not difflib.get_close_matches(key, self.names.types, 1, LIKE):
+        reading = self._reading_of(key, value, typed)
+        if reading is not None:
+            return reading
+        if self.has_script and not difflib.get_close_matches(
+            key, self.names.types, 1, LEAST_SIMILARITY
+        ):
             return WordReading(typed, (f"args.{key}={value}",), is_mended=True)
         return WordReading(typed, (typed,), is_unknown=True)
 
-    def _bare(self, word: str) -> WordReading:
+    def _bare_word(self, word: str) -> WordReading:
         is_name = self.names.key_of(word) is not None and word.replace("_", "").isalnum()
-        if is_name and self.left[:1] == ["="] and len(self.left) > 1:
-            value = self.left[1]
-            del self.left[:2]
+        if is_name and self.remaining[:1] == ["="] and len(self.remaining) > 1:
+            value = self.remaining[1]
+            del self.remaining[:2]
             return self._renamed(word, value, (word, "=", value))
         if is_name and self.names.takes_no_value(str(self.names.key_of(word))):
             return self._renamed(word, "true", (word,))
-        if is_name and self.left and "=" not in self.left[0] and self.left[0][:1] != "-":
-            value = self.left.pop(0)
+        if (
+            is_name
+            and self.remaining
+            and "=" not in self.remaining[0]
+            and self.remaining[0][:1] != "-"
+        ):
+            value = self.remaining.pop(0)
             return self._renamed(word, value, (word, value))
         group = "model" if paths_as_values.is_model(word) else "dataset"
         if paths_as_values.is_hub_name(word):
             group = "model"
         meaning = paths_as_values.meaning(group, word, self.workload)
         if meaning is not None:
-            return WordReading(word, self._of_path(meaning), is_mended=True, path=meaning)
+            return WordReading(word, self._words_of_path(meaning), is_mended=True, path=meaning)
         option = self.names.option_named(word)
         if option is not None:
             return WordReading(word, self._with_path(*option), is_mended=True)
         return WordReading(word, (word,), is_unknown=True)
 
-    def _renamed(self, name: str, value: str, raw: tuple[str, ...]) -> WordReading:
-        typed = " ".join(raw)
-        read = self._meant(name, value, typed)
-        if read is None:
-            return WordReading(typed, raw, is_unknown=True)
+    def _renamed(self, name: str, value: str, typed_words: tuple[str, ...]) -> WordReading:
+        typed = " ".join(typed_words)
+        reading = self._reading_of(name, value, typed)
+        if reading is None:
+            return WordReading(typed, typed_words, is_unknown=True)
         return WordReading(
-            typed, read.words, is_mended=True, path=read.path, variables=read.variables
+            typed, reading.words, is_mended=True, path=reading.path, variables=reading.variables
         )
 
-    # ---- what it means
+    # ---- finding the meaning
 
-    def _meant(self, name: str, value: str, typed: str) -> WordReading | None:
-        """The reading of a name and a value; None where they mean nothing here."""
+    def _reading_of(self, name: str, value: str, typed: str) -> WordReading | None:
+        """Return the reading of a name and a value; None if they mean nothing here."""
         key = name if self.names.has(name) else self.names.key_of(name)
         if key is None:
             option = self.names.option_named(name) if value in TRUE else None
@@ -183,77 +199,81 @@ class WordReader:
             meaning = self._meaning(key, value)
             if meaning is not None:
                 is_sure = typed.startswith(f"{key}=") and self._is_sure(meaning)
-                words = self._of_path(meaning)
+                words = self._words_of_path(meaning)
                 return WordReading(typed, words, is_mended=not is_sure, path=meaning)
-        return self._of_value(key, value, typed)
+        return self._reading_of_value(key, value, typed)
 
     def _is_sure(self, meaning: PathMeaning) -> bool:
         return meaning.is_here and meaning.entry == self.workload.entry
 
-    def _of_value(self, key: str, value: str, typed: str) -> WordReading | None:
-        meant = self.names.value_of(key, value)
-        if meant is None:
+    def _reading_of_value(self, key: str, value: str, typed: str) -> WordReading | None:
+        translated = self.names.value_of(key, value)
+        if translated is None:
             return None
-        if key == "name" and not typed.startswith("name="):  # of a folder
-            meant = meant.rstrip("/").rpartition("/")[2]
-        if typed == f"{key}={meant}":
+        if key == "name" and not typed.startswith("name="):  # Other programs give a folder.
+            translated = translated.rstrip("/").rpartition("/")[2]
+        if typed == f"{key}={translated}":
             return WordReading(typed, (typed,))
-        return WordReading(typed, self._with_path(key, meant), is_mended=True)
+        return WordReading(typed, self._with_path(key, translated), is_mended=True)
 
     def _meaning(self, group: str, value: str) -> PathMeaning | None:
-        """What a path means; of a sweep over several, what all of them do."""
-        if group not in ("dataset", "model"):  # no roles: the groups that have paths
+        """Return what a path means, or what all paths of a sweep mean."""
+        if group not in ("dataset", "model"):  # no roles: the groups whose options may be paths.
             return None
         parts = parts_of(value)
         if len(parts) == 1 or Path(value).exists():
             return paths_as_values.meaning(group, value, self.workload)
-        each = [paths_as_values.meaning(group, part, self.workload) for part in parts]
-        found = [meaning for meaning in each if meaning is not None]
-        begins = {meaning.words[:-1] for meaning in found}
-        if len(found) < len(each) or len(begins) != 1:
+        meanings = [paths_as_values.meaning(group, part, self.workload) for part in parts]
+        known_meanings = [meaning for meaning in meanings if meaning is not None]
+        first_words = {meaning.words[:-1] for meaning in known_meanings}
+        if len(known_meanings) < len(meanings) or len(first_words) != 1:
             return None
-        key = found[0].words[-1].partition("=")[0]
-        values = [meaning.words[-1].partition("=")[2] for meaning in found]
-        fetches = [meaning.fetch for meaning in found if meaning.fetch is not None]
+        key = known_meanings[0].words[-1].partition("=")[0]
+        values = [meaning.words[-1].partition("=")[2] for meaning in known_meanings]
+        fetches = [meaning.fetch for meaning in known_meanings if meaning.fetch is not None]
         return PathMeaning(
-            (*found[0].words[:-1], f"{key}={','.join(values)}"),
-            found[0].entry,
+            (*known_meanings[0].words[:-1], f"{key}={','.join(values)}"),
+            known_meanings[0].entry,
             " && ".join(fetches) or None,
-            all(meaning.is_there for meaning in found),
+            all(meaning.is_there for meaning in known_meanings),
         )
 
-    def _of_path(self, meaning: PathMeaning) -> tuple[str, ...]:
-        """The words of a path, without those that the command has itself."""
-        *begin, last = meaning.words
-        key, _, value = last.partition("=")
-        groups = ("dataset", "model")  # no roles: the groups that have paths
-        kept = [
+    def _words_of_path(self, meaning: PathMeaning) -> tuple[str, ...]:
+        """Return the words for a path, without words for keys that the command sets itself."""
+        *first_words, last_word = meaning.words
+        key, _, value = last_word.partition("=")
+        groups = ("dataset", "model")  # no roles: the groups whose options may be paths.
+        other_words = [
             word
-            for word in begin
+            for word in first_words
             if word.partition("=")[0] in groups or word.partition("=")[0] not in self.given
         ]
-        return *kept, f"{key}={value_quoting.readable(key, value, sweeps=True)}"
+        return *other_words, f"{key}={value_quoting.readable(key, value, sweeps=True)}"
 
     def _with_path(self, key: str, value: str) -> tuple[str, ...]:
-        """A key and its value, and the path that this option needs."""
-        needed = PATHS_OF.get(value) if key in self.names.groups else None
-        lacks = needed is not None and needed.partition("=")[0] not in self.given
-        return (f"{key}={value}", needed) if needed is not None and lacks else (f"{key}={value}",)
+        """Return a key with its value, and the path that this option needs."""
+        path_word = PATH_OF_OPTION.get(value) if key in self.names.groups else None
+        lacks = path_word is not None and path_word.partition("=")[0] not in self.given
+        return (
+            (f"{key}={value}", path_word)
+            if path_word is not None and lacks
+            else (f"{key}={value}",)
+        )
 
     # ---- scripts
 
-    def _of_script(self) -> Iterator[WordReading]:
-        """What follows a script: its own flags and words, and keys of multicard."""
-        own = list[str]()
-        while self.left:
-            word = self.left.pop(0)
+    def _readings_of_script(self) -> Iterator[WordReading]:
+        """Read what follows a script: its own flags and words, and keys of multicard."""
+        positionals = list[str]()
+        while self.remaining:
+            word = self.remaining.pop(0)
             name, sign, value = word.partition("=")
-            if word in ("-h", "--help"):  # of the entry
+            if word in ("-h", "--help"):  # Shows the help of the entry, not of the script.
                 yield WordReading(word, (word,))
             elif word.startswith("--") and len(word) > len("--"):
-                found = None if sign else self._next_value()
-                typed = word if found is None else f"{word} {found}"
-                value = value if sign else found or "true"
+                next_word = None if sign else self._next_value()
+                typed = word if next_word is None else f"{word} {next_word}"
+                value = value if sign else next_word or "true"
                 yield WordReading(typed, (f"args.{name[2:]}={value}",), is_mended=True)
             elif sign and self.names.has(name):
                 yield WordReading(word, (word,))
@@ -262,10 +282,10 @@ class WordReader:
                     word, (f"args.{STYLE}=hydra", f"args.{name}={value}"), is_mended=True
                 )
             else:
-                own.append(word)
-        if own:
-            listed = value_quoting.readable("words", f"[{','.join(own)}]", sweeps=False)
-            yield WordReading(" ".join(own), (f"words={listed}",), is_mended=True)
+                positionals.append(word)
+        if positionals:
+            word_list = value_quoting.readable("words", f"[{','.join(positionals)}]", sweeps=False)
+            yield WordReading(" ".join(positionals), (f"words={word_list}",), is_mended=True)
 
 
 def _is_number(word: str) -> bool:

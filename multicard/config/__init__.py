@@ -1,5 +1,5 @@
-"""The configuration: typed, checked and refused before anything starts. Imports no torch."""
+"""The configuration: typed, and checked before anything starts. Does not import torch."""
 
 from multicard.repository import ROOT
 
-CONF = ROOT / "conf"  # the files that Hydra composes
+CONF = ROOT / "conf"  # The files from which Hydra composes a configuration.

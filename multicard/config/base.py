@@ -1,8 +1,9 @@
-"""The schema that all entries share.
+"""The keys that all entries share.
 
 Files under `conf/` hold values; these dataclasses hold types, defaults and descriptions.
-`__post_init__` refuses values that can never work, `placement.place` what this machine cannot do.
-Nothing here imports torch: `--help`, `--cfg job` and refusals are answered in well under a second.
+`__post_init__` refuses values that can never work. `placement.place` refuses what this machine
+cannot do. Nothing here imports torch, so that `--help`, `--cfg job` and refusals take well under a
+second.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +11,7 @@ from enum import StrEnum
 from hashlib import sha256
 from json import dumps, loads
 
-# OmegaConf reads Optional[...] on every Python that it supports
+# OmegaConf supports Optional[...] in every Python version.
 from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
@@ -34,8 +35,7 @@ Backend = StrEnum("Backend", ["auto", "nccl", "gloo"])
 Scale = StrEnum("Scale", ["full", "smoke"])
 Malloc = StrEnum("Malloc", ["tuned", "system"])
 TrackerMode = StrEnum("TrackerMode", ["offline", "online", "disabled"])
-# `auto` is nsys on CUDA where it is installed, else kineto;
-# a run's record has the one that was taken
+# `auto` is nsys on CUDA if it is installed, and kineto otherwise. The record has the chosen one.
 ProfileName = StrEnum("ProfileName", ["none", "kineto", "nsys", "auto"])
 ProfileWindow = StrEnum("ProfileWindow", ["after", "start"])
 
@@ -49,15 +49,15 @@ class ProfileConfig(Group):
 class WindowConfig(ProfileConfig):
     """The profiled window.
 
-    `window=after`: steps of their own after training, `skip` as they are, `warmup` with the
-    profiler on and its events dropped, then `steps`, or as many as `seconds` take. `window=start`:
-    the training itself from its start, evaluation and the starts of epochs included,
-    for `seconds`, or `steps`, or to its end.
+    `window=after` takes extra steps after the training: `skip` unprofiled steps, `warmup` steps
+    whose events are dropped, and then `steps` profiled steps, or as many as fit into `seconds`.
+    `window=start` profiles the training from its start, including evaluation and the starts of
+    epochs, for `seconds`, for `steps`, or to its end.
     """
 
     window: ProfileWindow = key(
         ProfileWindow.after,
-        "after: steps of their own after training; start: training from its start, slowed by it",
+        "after: extra steps after the training; start: the training from its start, slowed down",
         Role.identity | Role.speed,
         since=("steps", "after"),
     )
@@ -66,26 +66,26 @@ class WindowConfig(ProfileConfig):
     )
     warmup: int = key(
         3,
-        "window=after: steps whose events are dropped, before those that are profiled",
+        "window=after: steps whose events are dropped, before the profiled steps",
         Role.identity,
         least=1,
     )
     steps: Optional[int] = key(
         10,
-        "steps that are profiled; null, window=start: to the end of the training",
+        "number of profiled steps; null with window=start: to the end of the training",
         Role.identity | Role.speed,
         least=1,
     )
     seconds: Optional[float] = key(
         None,
-        "profile as many steps as these take, instead of profile.steps",
+        "profile as many steps as fit into this time, instead of profile.steps",
         Role.identity | Role.speed,
         above=0,
     )
     budget_bytes: int = key(
         1_000_000_000,
-        "kineto, window=start: host memory of a rank for events (200 bytes each), at which"
-        " recording stops; writing them takes six times as much",
+        "kineto, window=start: host memory for the events of a rank (200 bytes each); recording"
+        " stops when it is full; writing them takes six times as much",
         Role.identity | Role.speed,
         least=1,
         since=("steps", 1_000_000_000),
@@ -109,28 +109,28 @@ class WindowConfig(ProfileConfig):
 PROFILES: dict[str, type] = {
     name: ProfileConfig if name is ProfileName.none else WindowConfig for name in ProfileName
 }
-PROFILES |= {"whole": WindowConfig}  # `auto` from the start of a training to its end
+PROFILES |= {"whole": WindowConfig}  # `auto` from the start of a training to its end.
 
 
 @dataclass
 class GroupOption(Group):
-    """An option of a group; those with keys of their own extend it."""
+    """An option of a group. Options with more keys extend this class."""
 
     name: str = option_name()
 
 
 @dataclass
 class PrecisionConfig(GroupOption):
-    """A number format: none has keys beside its name."""
+    """A number format. No number format has keys other than its name."""
 
 
-WANDB_NAMES = "W&B takes names of 1 to 128 characters without any of / \\ # ? % :"
+WANDB_NAMES = "W&B accepts names of 1 to 128 characters without any of / \\ # ? % :"
 
 LONGEST_TAG = 64
 
 
 def is_wandb_name(name: str) -> bool:
-    """True for names of projects, users and teams that W&B accepts."""
+    """True if W&B accepts the name for a project, user or team."""
     return 0 < len(name) <= 128 and not set(name) & set("/\\#?%:")
 
 
@@ -151,7 +151,7 @@ class TrackerConfig:
     )
     entity: Optional[str] = key(
         None,
-        "W&B user or team; null is the default of the account",
+        "W&B user or team; null: the account's default",
         Role.beside | Role.once | Role.site,
         also=("wandb_entity",),
     )
@@ -167,20 +167,20 @@ class TrackerConfig:
             if not 0 < len(tag) <= LONGEST_TAG:
                 raise Refusal(
                     "config.wandb-tag",
-                    f"tracker.tags={tag!r}: W&B takes tags of 1 to {LONGEST_TAG} characters",
+                    f"tracker.tags={tag!r}: W&B accepts tags of 1 to {LONGEST_TAG} characters",
                     key="tracker.tags",
                     value=tag,
                     longest=LONGEST_TAG,
                 )
 
 
-GLOBAL = "global"  # the `batch_size_asked` of a batch size that follows from `global_batch_size`
-ACCUMULATED = "gradient_accumulation_steps"  # key of tuning; training does not accumulate
+GLOBAL = "global"  # The `batch_size_asked` of a batch size that follows from `global_batch_size`.
+ACCUMULATED = "gradient_accumulation_steps"  # Only tuning has this key.
 
 
 @dataclass
 class RunConfig(RepeatedConfig):
-    """The keys that all entries share. `kind` is the record's."""
+    """The keys that all entries share. `kind` is the kind of the record."""
 
     kind: ClassVar[str]
 
@@ -202,23 +202,23 @@ class RunConfig(RepeatedConfig):
     )
     scale: Scale = key(
         Scale.full,
-        "smoke shrinks a command to minutes on 2 cores, to try the code (never for figures)",
+        "smoke shrinks a command to minutes on 2 cores, to try the code (never for results)",
         Role.identity | Role.work | Role.one_value,
         means={"debug": "smoke", "fast_dev_run": "smoke"},
     )
     oversubscribe: bool = key(
         False,
-        "let ranks share a GPU, to try the code (never for figures)",
+        "let ranks share a GPU, to try the code (never for results)",
         Role.identity | Role.speed,
     )
     malloc: Malloc = key(
         Malloc.tuned,
-        "CPU ranks: tuned has glibc keep freed memory for reuse; system does not",
+        "CPU ranks: tuned lets glibc keep freed memory for reuse; system does not",
         Role.identity | Role.speed,
     )
     rerun: bool = key(
         False,
-        "measure again what the named folder already holds",
+        "measure again even if the named folder already holds a result",
         Role.beside | Role.once | Role.planned,
         also=("overwrite", "force"),
     )
@@ -231,33 +231,33 @@ class RunConfig(RepeatedConfig):
     )
     diagnose: bool = key(
         False,
-        "say what bounds the run, from short runs beside it that each leave one cost out",
+        "find the bottleneck of the run, by short extra runs that each leave out one cost",
         Role.identity | Role.observes,
     )
     predict: PredictConfig = key(
         PredictConfig,
-        "what runs would take, without starting them",
+        "predict what runs would take, without starting them",
         Role.beside | Role.forecast | Role.planned,
         switch="enabled",
     )
     probe: ProbeConfig = key(
         ProbeConfig,
-        "runs no longer than predictions need",
+        "train only as long as predictions need",
         Role.beside | Role.forecast | Role.planned,
         switch="enabled",
     )
     race: RaceConfig = key(
         RaceConfig,
-        "sweeps: the best cell alone, for a part of what all take",
+        "sweeps: find the best cell in a fraction of the time that all cells take",
         Role.beside | Role.sweeps | Role.planned,
         switch="figure",
     )
     fit: Fit = key(
         Fit.warn,
-        "runs whose memory the GPU does not have, by prediction: warn, refuse them, or off",
+        "what to do if a run is predicted to exceed the GPU's memory: warn, refuse or off",
         Role.beside | Role.forecast | Role.one_value,
     )
-    price: PriceConfig = key(PriceConfig, "what runs cost, beside their time", Role.beside)
+    price: PriceConfig = key(PriceConfig, "price of GPU time, to compute costs", Role.beside)
     tracker: TrackerConfig = key(
         TrackerConfig, "mirror of the record in Weights & Biases", Role.beside | Role.once
     )
@@ -271,71 +271,70 @@ class RunConfig(RepeatedConfig):
         check_name(self.name)
 
     def _check_prediction(self) -> None:
-        """Refuse a prediction for a GPU where the run has none."""
+        """Refuse a prediction for a GPU if the run does not use one."""
         if self.device is not Device.cpu:
             return
         cause = "scale=smoke" if self.scale is Scale.smoke else "device=cpu"
-        for name, asked in (
+        for name, value in (
             ("predict.gpu", self.predict.gpu),
             ("predict.memory", self.predict.memory),
         ):
-            if asked is not None:
+            if value is not None:
                 raise Refusal(
                     "config.predict-cpu",
-                    f"{name}={asked}: {cause} has no GPU; leave one of them out",
+                    f"{name}={value}: {cause} has no GPU; leave one of them out",
                     key=name,
-                    value=asked,
+                    value=value,
                     cause=cause,
                 )
 
     def _check_probe(self) -> None:
-        """Refuse what a probe, a short run, cannot have."""
+        """Refuse what cannot be combined with a probe."""
         if self.repeat == AUTO:
             raise Refusal(
                 "config.probe-repeat",
-                "probe=true: measures a short run as it is, and says how sure it is; leave out"
-                " repeat=auto",
+                "probe=true: measures one short run and how precise it is; leave out repeat=auto",
                 key="probe",
             )
         if self.profile.name is not ProfileName.none:
             raise Refusal(
                 "config.probe-profile",
-                f"probe=true: measures a short run as it is; leave out profile={self.profile.name}",
+                f"probe=true: measures one short run; leave out profile={self.profile.name}",
                 key="probe",
                 profile=self.profile.name,
             )
         if self.diagnose:
             raise Refusal(
                 "config.probe-diagnose",
-                "probe=true: measures a short run as it is; leave out diagnose=true",
+                "probe=true: measures one short run; leave out diagnose=true",
                 key="probe",
             )
 
     @property
     def processes(self) -> int:
-        """The ranks of each node."""
+        """The number of ranks on each node."""
         return self.gpus
 
     def identity(self) -> str:
-        """8 hex digits that two runs share exactly if they measure the same thing."""
-        beside = {each.name for each in fields(self) if Role.beside in each.metadata["roles"]}
+        """Return 8 hex digits that are equal exactly if two runs measure the same thing."""
+        beside = {field.name for field in fields(self) if Role.beside in field.metadata["roles"]}
         measured = {name: value for name, value in asdict(self).items() if name not in beside}
         values = flat(measured)
-        for later, (before, value) in later_keys(self).items():
-            group, _, name = later.rpartition(".")
-            own = measured[group] if group else measured
-            if before in values and name in own and own[name] == value:
-                del own[name]
+        for later_key, (older_key, value) in later_keys(self).items():
+            group, _, name = later_key.rpartition(".")
+            group_values = measured[group] if group else measured
+            if older_key in values and name in group_values and group_values[name] == value:
+                del group_values[name]
         return sha256(dumps(measured, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass
 class TrainingConfig(RunConfig):
-    """The keys of runs whose training is multicard's own."""
+    """The keys of runs in which multicard does the training."""
 
     backend: Backend = key(
         Backend.auto,
-        "collectives: auto, nccl or gloo; auto takes nccl on CUDA, else gloo",
+        "backend of collectives: auto, nccl or gloo; auto: nccl on CUDA, else gloo",
         Role.identity | Role.speed,
     )
     seed: int = key(
@@ -355,7 +354,7 @@ class TrainingConfig(RunConfig):
     )
     batch_size: int = key(
         1,
-        "samples per rank and step; auto: the most that fit each cell's memory",
+        "samples per rank and step; auto: as many as fit into memory, for each cell",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.follows | Role.text,
         least=1,
         power=1.0,
@@ -373,7 +372,7 @@ class TrainingConfig(RunConfig):
     )
     global_batch_size: Optional[int] = key(
         None,
-        "samples of a step over all ranks, on any number of them; null is what batch_size makes",
+        "samples per step over all ranks, whatever their number; null: it follows from batch_size",
         Role.identity | Role.learning,
         least=1,
         since=("batch_size", None),
@@ -381,13 +380,14 @@ class TrainingConfig(RunConfig):
     )
     batch_size_asked: Optional[str] = key(
         None,
-        "what global_batch_size without batch_size sets: global",
+        "set by global_batch_size: global if batch_size was not given",
         Role.identity,
         since=("batch_size", None),
+        is_internal=True,
     )
     pin_memory: bool = key(
         True,
-        "keep batches in page-locked host memory, so that they are copied without waiting",
+        "keep batches in page-locked host memory, so that copies do not block",
         Role.identity | Role.memory | Role.speed,
         shown=17,
         title="pinned memory",
@@ -395,15 +395,15 @@ class TrainingConfig(RunConfig):
     )
     lr: float = key(
         MISSING,
-        "learning rate; the highest of a schedule",
+        "learning rate; with a schedule, its maximum",
         Role.identity | Role.learning,
         above=0,
         also=("learning_rate", "base_lr", "max_lr"),
     )
     stop_on_divergence: bool = key(
         True,
-        "stop at the end of an epoch whose last loss is not finite; false trains on, for the timing"
-        " alone",
+        "stop at the end of an epoch whose last loss is not finite; false: train on, to measure"
+        " times only",
         Role.beside,
     )
 
@@ -412,80 +412,77 @@ class TrainingConfig(RunConfig):
         self._share_batch()
 
     def _share_batch(self) -> None:
-        """Set what follows from `global_batch_size`: a rank's batch,
-        or the number of batches that are summed.
-        """
+        """Derive the batch per rank, or the accumulation, from `global_batch_size`."""
         if self.batch_size_asked not in (None, GLOBAL):
             raise Refusal(
                 "config.batch-asked",
-                f"batch_size_asked={self.batch_size_asked}: is set by global_batch_size; leave"
-                " it out",
+                f"batch_size_asked={self.batch_size_asked}: only global_batch_size sets this key;"
+                " leave it out",
                 key="batch_size_asked",
                 value=self.batch_size_asked,
             )
-        whole = self.global_batch_size
-        if whole is None:
+        global_samples = self.global_batch_size
+        if global_samples is None:
             self.batch_size_asked = None
             return
         ranks = self.gpus * self.nodes
-        summed: int | None = getattr(self, ACCUMULATED, None)
+        accumulation: int | None = getattr(self, ACCUMULATED, None)
         if self.batch_size_asked == GLOBAL:
-            product = f"gpus x nodes x {ACCUMULATED}" if summed else "gpus x nodes"
-            self.batch_size = _share(whole, ranks * (summed or 1), product)
+            product = f"gpus x nodes x {ACCUMULATED}" if accumulation else "gpus x nodes"
+            self.batch_size = _share(global_samples, ranks * (accumulation or 1), product)
             return
         product = "gpus x nodes x batch_size"
         samples = ranks * self.batch_size
-        if summed is None and whole != samples:
+        if accumulation is None and global_samples != samples:
             raise Refusal(
                 "config.batch-product",
-                f"global_batch_size={whole}: is not {product} = {samples}; leave batch_size out",
+                f"global_batch_size={global_samples}: is not {product} = {samples};"
+                " leave out batch_size",
                 key="global_batch_size",
-                value=whole,
+                value=global_samples,
                 product=samples,
             )
-        batches = _share(whole, samples, product)
-        if summed is None:
+        batches = _share(global_samples, samples, product)
+        if accumulation is None:
             return
-        if summed not in (1, batches):
+        if accumulation not in (1, batches):
             raise Refusal(
                 "config.batch-accumulated",
-                f"global_batch_size={whole}: is not {product} = {samples} x {ACCUMULATED}={summed};"
-                " leave one of them out",
+                f"global_batch_size={global_samples}: is not"
+                f" {product} = {samples} x {ACCUMULATED}={accumulation}; leave one of them out",
                 key="global_batch_size",
-                value=whole,
+                value=global_samples,
                 product=samples,
-                accumulated=summed,
+                accumulated=accumulation,
             )
         setattr(self, ACCUMULATED, batches)
 
 
-def _share(whole: int, parts: int, product: str) -> int:
-    """The samples of a global batch for each of `parts`,
-    whose number is the product of some keys.
-    """
-    if whole % parts == 0:
-        return whole // parts
-    lower = whole // parts * parts
-    upper = -(-whole // parts) * parts
-    near = [size for size in (lower, upper) if size > 0]
-    remedy = " or ".join(f"`global_batch_size={size}`" for size in near)
+def _share(global_samples: int, parts: int, product: str) -> int:
+    """Divide a global batch by `parts`, which is the product of the keys named in `product`."""
+    if global_samples % parts == 0:
+        return global_samples // parts
+    lower = global_samples // parts * parts
+    upper = -(-global_samples // parts) * parts
+    divisible = [size for size in (lower, upper) if size > 0]
+    remedy = " or ".join(f"`global_batch_size={size}`" for size in divisible)
     raise Refusal(
         "config.batch-not-divisible",
-        f"global_batch_size={whole}: does not divide by {product} = {parts}; use {remedy}",
+        f"global_batch_size={global_samples}: does not divide by {product} = {parts}; use {remedy}",
         key="global_batch_size",
-        value=whole,
+        value=global_samples,
         product=product,
         parts=parts,
-        near=near,
+        near=divisible,
     )
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is not that of one folder."""
+    """Refuse a name that cannot name a folder."""
     if name == "published":
         raise Refusal(
             "config.name-published",
-            "name=published: multirun/published is for rows that others measured; choose another",
+            "name=published: multirun/published is for results of others; choose another name",
             key="name",
         )
     is_folder = name not in ("", ".", "..") and "/" not in name and name.isprintable()
@@ -500,5 +497,5 @@ def check_name(name: str) -> None:
 
 
 def plain(config: RunConfig) -> dict[str, Any]:
-    """The configuration as JSON-ready values."""
+    """Return the configuration as values that JSON can hold."""
     return loads(dumps(asdict(config)))

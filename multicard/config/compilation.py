@@ -1,26 +1,26 @@
-"""The values of the key `compile`: whether torch.compile compiles the model,
-and in which of its modes.
+"""The values of the key `compile`: whether torch.compile compiles the model, and in which mode.
 
-One key holds both, so that `compile=true` and `compile=reduce-overhead` are values of one axis;
-Hydra would not take a `compile.mode` beside it, because a key is either a value or a group.
+One key holds both, so that `compile=true` and `compile=reduce-overhead` are values of one axis.
+Hydra does not allow `compile.mode` next to `compile`: a key is either a value or a group.
 """
 
 from multicard.messages import Refusal
 
-CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # modes that have CUDA graphs launch the kernels
-# until CUDA graphs run: the first warms up, the second is recorded, the third replays
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # Modes that launch kernels as CUDA graphs.
+# CUDA graphs run from the third pass on: the first warms up, the second records.
 GRAPH_PASSES = 3
 MODES = ("default", *CUDA_GRAPHS, "max-autotune-no-cudagraphs")
 
 
 def checked(value: bool | str | None) -> bool | str | None:
-    """The value of `compile`, with true for "default", which is the same.
-    No other words than modes are accepted.
+    """Return the value of `compile`, with true in place of "default", which means the same.
+
+    Words that are not modes are refused.
     """
     if isinstance(value, str) and value not in MODES:
         raise Refusal(
             "config.compile-mode",
-            f"compile={value}: is no mode of torch.compile; use true, false or one of"
+            f"compile={value}: is not a mode of torch.compile; use true, false or one of"
             f" {', '.join(MODES)}",
             key="compile",
             value=value,
@@ -30,9 +30,7 @@ def checked(value: bool | str | None) -> bool | str | None:
 
 
 def mode(value: bool | str | None) -> str:
-    """The mode of torch.compile that a value of `compile` stands for,
-    where the model is compiled.
-    """
+    """Return the mode of torch.compile for a value of `compile` that compiles the model."""
     return value if isinstance(value, str) else "default"
 
 
@@ -41,5 +39,5 @@ def has_cuda_graphs(value: bool | str | None) -> bool:
 
 
 def word(value: bool | str | None) -> str:
-    """A value of `compile` as the command line takes it."""
+    """Return a value of `compile` as it is typed on the command line."""
     return "null" if value is None else str(value).lower()

@@ -1,6 +1,4 @@
-"""What multicard adds to Hydra's own configuration: experiments,
-and a check of folders before one is made.
-"""
+"""Extends Hydra's own configuration: adds experiments, and checks folders before creating them."""
 
 import tempfile
 from contextlib import suppress
@@ -18,42 +16,43 @@ from multicard.config.keys import key
 from multicard.config.roles import Role
 from multicard.messages import Message
 
-_MADE: list[Path] = []  # by this command, the innermost first
-_FOLDER: list[Path] = []  # of this command's run or sweep, once it is known
+_CREATED_FOLDERS: list[Path] = []  # Folders that this command created, the innermost first.
+_COMMAND_FOLDERS: list[Path] = []  # The folder of this command's run or sweep, once it is known.
 
 
 @dataclass
 class ExperimentConfig:
-    """Properties of an experiment beside its axes, which are in `hydra.sweeper.params`. They are no
-    part of `hydra.sweeper`, as other sweepers (Hydra's own, Optuna's,
-    Ax's) refuse keys that are not theirs.
+    """Properties of an experiment other than its axes, which are in `hydra.sweeper.params`.
+
+    They are not in `hydra.sweeper`, because other sweepers (Hydra's own, Optuna's, Ax's) refuse
+    unknown keys.
     """
 
     entry: Optional[str] = key(None, "the command that the experiment belongs to", Role.beside)
     view: Any = key(None, "how the analysis lays out what it measured", Role.beside)
     smoke: dict[str, Any] = key(
         dict,
-        "scale=smoke: values that take the place of the axes', key by key; null leaves a key out",
+        "scale=smoke: values that replace those of the axes, key by key; null drops a key",
         Role.beside,
     )
-    exclude: list[Any] = key(list, "values of cells that are left out", Role.beside)
+    exclude: list[Any] = key(list, "values of cells to leave out", Role.beside)
     parts: list[str] = key(
         list,
-        "axes of which a cell has all first values, one that is another, or all last values; []:"
-        " the grid",
+        "axes of which a cell has all first values, one other value, or all last values; []:"
+        " the full grid",
         Role.beside,
     )
 
 
 @dataclass
 class HydraWithExperiment(HydraConf):
-    """Hydra's own configuration, and `hydra.experiment`."""
+    """Hydra's own configuration, extended by `hydra.experiment`."""
 
     experiment: ExperimentConfig = key(ExperimentConfig, "the experiment of a command", Role.beside)
 
 
 class RefusedByCallback(BaseException):
-    """A refusal by a callback. Hydra turns an `Exception` there into a warning, and goes on."""
+    """A refusal by a callback. Not an `Exception`, which Hydra would turn into a warning."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -64,20 +63,20 @@ class RefusedByCallback(BaseException):
 
 
 class WritableFolder(Callback):
-    """Refuse in one line what Hydra would say in many: a folder that cannot be made, or written to
-    by a sweep, and values that refer to nothing.
+    """Refuses in one line what Hydra would report in many: a folder that cannot be created or
+    written to, and values with broken references.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_references(config)
-        _make(Path(config.hydra.run.dir), "hydra.run.dir", str(config.name))
+        _create_folder(Path(config.hydra.run.dir), "hydra.run.dir", str(config.name))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         _check_references(config)
         folder = Path(config.hydra.sweep.dir)
-        _make(folder, "hydra.sweep.dir", str(config.name))
+        _create_folder(folder, "hydra.sweep.dir", str(config.name))
         try:
-            # Hydra writes the sweep's own configuration there
+            # Hydra writes the sweep's own configuration there.
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
@@ -94,7 +93,7 @@ class WritableFolder(Callback):
 
 
 def _check_references(config: DictConfig) -> None:
-    """Resolve each value of the run's own part."""
+    """Resolve every value of the run's configuration, without Hydra's own part."""
     for name in config:
         key = str(name)
         if key == "hydra" or OmegaConf.is_missing(config, key):
@@ -117,12 +116,12 @@ def _check_references(config: DictConfig) -> None:
 
 
 def folder_of_command() -> Path:
-    """The folder of this command's run or sweep; before that is known, the working folder."""
-    return _FOLDER[-1] if _FOLDER else Path.cwd()
+    """Return the folder of this command's run or sweep; before it is known, the working folder."""
+    return _COMMAND_FOLDERS[-1] if _COMMAND_FOLDERS else Path.cwd()
 
 
-def _make(folder: Path, key: str, name: str) -> None:
-    _FOLDER.append(folder)
+def _create_folder(folder: Path, key: str, name: str) -> None:
+    _COMMAND_FOLDERS.append(folder)
     try:
         check_name(name)
         str(folder.absolute()).encode()
@@ -130,11 +129,11 @@ def _make(folder: Path, key: str, name: str) -> None:
             path for path in (folder.absolute(), *folder.absolute().parents) if not path.exists()
         ]
         folder.mkdir(parents=True, exist_ok=True)
-    except UnicodeEncodeError:  # Arrow opens no file there
+    except UnicodeEncodeError:  # Arrow cannot open files in such a folder.
         raise RefusedByCallback(
             Message(
                 "folder.no-text",
-                f"{key}={folder.absolute()}: is no text in UTF-8; choose another folder",
+                f"{key}={folder.absolute()}: is not valid UTF-8; choose another folder",
                 key=key,
                 value=str(folder.absolute()),
             )
@@ -145,21 +144,21 @@ def _make(folder: Path, key: str, name: str) -> None:
         raise RefusedByCallback(
             Message(
                 "folder.cannot-be-made",
-                f"{key}={folder}: cannot be made ({error.strerror}); choose another folder",
+                f"{key}={folder}: cannot be created ({error.strerror}); choose another folder",
                 key=key,
                 value=str(folder),
                 reason=error.strerror,
             )
         ) from None
-    _MADE.extend(missing)
+    _CREATED_FOLDERS.extend(missing)
 
 
 def remove_unused() -> None:
-    """Remove the folders that were made for this command and in which nothing was measured."""
-    for folder in _MADE:
-        # another command of the same second and name may have removed it, or write into it
+    """Remove the folders that this command created but in which nothing was measured."""
+    for folder in _CREATED_FOLDERS:
+        # Another command of the same second and name may have removed it, or may be writing to it.
         with suppress(OSError):
             if {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
                 (folder / "multirun.yaml").unlink(missing_ok=True)
                 folder.rmdir()
-    _MADE.clear()
+    _CREATED_FOLDERS.clear()

@@ -1,5 +1,6 @@
-"""Keys for the machine or cluster that a run uses. Only gpus, nodes,
-device and numa change what is measured.
+"""Keys for the machine or cluster that a run uses.
+
+Only gpus, nodes, device and numa change what is measured.
 """
 
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ Auto = StrEnum("Auto", ["gpus", "batch_size", "max_seq_len"])
 
 
 def _words_of_auto() -> dict[str, tuple[str, ...]]:
-    """What gpus=auto is read as: an experiment's axis is replaced,
-    and a single run is a sweep of one cell.
+    """Return the overrides that `gpus=auto` and the like stand for.
+
+    They replace the axis of an experiment, and turn a single run into a sweep of one cell.
     """
     words = {}
     for auto in Auto:
@@ -33,14 +35,14 @@ AUTO = _words_of_auto()
 
 @dataclass
 class JobConfig:
-    """Where a run runs, and what its job asks for.
-    Only launchers other than the default read the keys of jobs.
+    """Where a run takes place, and which resources its job requests.
+
+    The default launcher ignores the keys of jobs.
     """
 
     gpus: int = key(
         1,
-        "CUDA devices, or CPU ranks, on each node; auto chooses them for each cell by predicted"
-        " times",
+        "CUDA devices, or CPU ranks, per node; auto: chosen for each cell by predicted times",
         Role.identity | Role.ranks | Role.learning | Role.speed | Role.text | Role.planned,
         least=1,
         shown=15,
@@ -62,12 +64,13 @@ class JobConfig:
     )
     auto: Optional[Auto] = key(
         None,
-        "what gpus=auto and the like set: the key whose value is chosen for each cell",
+        "set by gpus=auto and the like: the key whose value is chosen for each cell",
         Role.beside | Role.one_value,
+        is_internal=True,
     )
     nodes: int = key(
         1,
-        "nodes; more than one needs hydra/launcher=submitit_slurm",
+        "number of nodes; more than one needs hydra/launcher=submitit_slurm",
         Role.identity | Role.ranks | Role.learning | Role.speed | Role.planned,
         least=1,
         shown=16,
@@ -75,7 +78,7 @@ class JobConfig:
     )
     device: Device = key(
         Device.auto,
-        "auto, cuda or cpu; auto takes CUDA where there is a device",
+        "auto, cuda or cpu; auto: CUDA if there is a device",
         Role.identity | Role.speed,
         also=("accelerator",),
         means={"gpu": "cuda"},
@@ -87,14 +90,14 @@ class JobConfig:
     )
     cpus_per_gpu: int = key(
         2,
-        "submitit launchers: cores for each GPU or CPU rank",
+        "submitit launchers: cores per GPU or CPU rank",
         Role.beside | Role.planned | Role.site,
         least=1,
         also=("cpus_per_task",),
     )
     memory_gb: Optional[int] = key(
         None,
-        "SLURM: memory of a node, in GB; null is the site's default",
+        "SLURM: memory per node, in GB; null: the site's default",
         Role.beside | Role.site,
         least=1,
         also=("mem", "memory", "mem_gb"),
@@ -108,30 +111,30 @@ class JobConfig:
     )
     max_requeues: int = key(
         3,
-        "SLURM: how often a stopped job is put back into the queue",
+        "SLURM: how often a stopped job is requeued",
         Role.beside | Role.site,
         least=0,
     )
     exclusive: Optional[bool] = key(
         None,
-        "submitit launchers: true gives each run its machine or nodes alone; null is true here,"
-        " false on SLURM",
+        "submitit launchers: true gives each run its machine or nodes alone; null: true on this"
+        " machine, false on SLURM",
         Role.beside | Role.planned | Role.site,
     )
     max_jobs: Optional[int] = key(
         None,
-        "submitit_local: cells of the sweep at a time, at most; null is as many as fit the machine",
+        "submitit_local: most cells at a time; null: as many as fit onto the machine",
         Role.beside | Role.one_value | Role.site,
         least=1,
     )
     code: Code = key(
         Code.submitted,
-        "submitit launchers: submitted refuses a job whose code has changed since; latest runs it",
+        "submitit launchers: submitted refuses a job if the code has changed; latest runs it",
         Role.beside,
     )
     dry_run: bool = key(
         False,
-        "check everything and say what would be measured, without measuring it",
+        "check everything and print what would be measured, without measuring it",
         Role.beside | Role.planned,
         also=("dryrun",),
     )
@@ -143,7 +146,8 @@ class JobConfig:
 @dataclass(frozen=True)
 class Resources:
     """Resources that a job requests, per node except for `nodes` and `time_min`.
-    Equal jobs share an array.
+
+    Jobs with equal resources share an array.
     """
 
     nodes: int
@@ -162,12 +166,12 @@ class Resources:
 
 
 def count(number: int, noun: str) -> str:
-    """The number with its noun: "1 GPU", "2,000 runs"."""
+    """Format a number with its noun, as in "1 GPU" and "2,000 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def resources(config: JobConfig) -> Resources:
-    """The resources of a run's job. CPU ranks ask for no GPU."""
+    """Return the resources that a run's job requests. CPU ranks request no GPU."""
     gpus = 0 if config.device is Device.cpu else config.gpus
     cpus = config.gpus * config.cpus_per_gpu
     return Resources(

@@ -1,4 +1,4 @@
-"""Building blocks of the schemas: described keys, refusals, and keys as they are typed."""
+"""Building blocks of the schemas: `key` declares a key, `check_bounds` refuses bad numbers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -13,34 +13,32 @@ from multicard.messages import Refusal
 
 Answer = TypeVar("Answer")
 
-_REMEMBERED: list[Any] = []
+_CACHED_ANSWERS: list[Any] = []
 
 
 def remembered(answer: Callable[..., Answer]) -> Callable[..., Answer]:
-    """A function about keys whose answers are kept until another option is defined,
-    which may have keys of its own.
+    """Cache the answers of a function about keys until another option is defined, because it may
+    add keys.
     """
-    kept = cache(answer)
-    _REMEMBERED.append(kept)
-    return kept
+    cached_answer = cache(answer)
+    _CACHED_ANSWERS.append(cached_answer)
+    return cached_answer
 
 
 class Group:
-    """The schema of a group's options; an option with more keys extends it,
-    wherever it is defined.
-    """
+    """The schema of a group's options. An option with more keys extends it, in any module."""
 
     def __init_subclass__(cls) -> None:
-        for kept in _REMEMBERED:
-            kept.cache_clear()
+        for cached_answer in _CACHED_ANSWERS:
+            cached_answer.cache_clear()
 
 
 @dataclass(frozen=True)
 class Tries:
-    """Values of a key to try beside a run's own, where nobody varied it.
+    """Values of a key that are worth trying if nobody varied it.
 
-    values: as they are typed; none of a number that is multiplied.
-    phases: of a step, which other values may shorten: the one that they shorten most first.
+    values: the values as they are typed; empty if a number is to be multiplied.
+    phases: the phases of a step that other values may shorten, the most affected phase first.
     """
 
     values: tuple[str, ...] = ()
@@ -62,32 +60,33 @@ def key(
     title: str | None = None,
     also: tuple[str, ...] = (),
     means: Mapping[str, str] | None = None,
+    is_internal: bool = False,
 ) -> Any:
-    """A key of a schema: its one entry, from which all that is known of it follows.
+    """Declare a key of a schema. All that the code knows about the key follows from this entry.
 
     Args:
-        default: MISSING where a file under `conf/` sets it; a callable (`list`) makes a new value
-            each time.
-        description: the line that `--help` shows: what the value means, with its unit, and what
-            null stands for.
-        roles: what it means for cells, figures and tables: see `Role`.
-        least: the least value.
-        above: what the value must exceed, and be finite.
-        since: of a key that came later: a key of the same schema that was there before, as other
-            schemas may have had one of this name all along, and what earlier runs did. At that
-            value a run keeps its identity.
-        switch: of a group: its key that the group's own name sets: `predict=true` is
+        default: the default. MISSING if a file under `conf/` sets it. A callable (`list`) makes a
+            new value each time.
+        description: the line in `--help`: what the value means, its unit, and what null stands for.
+        roles: what the key means for cells, figures and tables; see `Role`.
+        least: the lowest allowed value.
+        above: a bound that the value must exceed; it must also be finite.
+        since: for a key that was added later: an older key of the same schema, and the value that
+            describes what runs did before. With this value, a run keeps its identity. The older key
+            is named because another schema may have had a key of this name all along.
+        switch: for a group: the key that is set through the group's name. `predict=true` stands for
             `predict.enabled=true`.
-        power: a step computes in proportion to the value to this power.
+        power: the computation of a step is proportional to the value to this power.
         tries: values to try next.
-        shown: its place among the settings that a figure's subtitle names; None: it is not among
-            them.
-        title: what figures call it; None: its name.
-        also: what other programs call the key; a command that does is refused with this key.
-        means: what other programs call its values, and the value here, as it is typed.
+        shown: its position among the settings in a figure's subtitle; None: it is not shown.
+        title: its name in figures; None: the name of the key.
+        also: names of the key in other programs. A command that uses one is refused, and the
+            refusal suggests this key.
+        is_internal: multicard sets the key itself, so `--help` does not list it.
+        means: other programs' names of values, with the corresponding value here, as it is typed.
     """
-    if (wrong := problem(roles)) is not None:
-        raise TypeError(f"a key that {wrong}: {description}")
+    if (error := problem(roles)) is not None:
+        raise TypeError(f"a key that {error}: {description}")
     metadata = {
         "help": description,
         "roles": roles,
@@ -101,6 +100,7 @@ def key(
         "title": title,
         "also": also,
         "means": means or {},
+        "is_internal": is_internal,
     }
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -108,43 +108,43 @@ def key(
 
 
 def option_name(default: Any = MISSING) -> Any:
-    """The key `name` of a group's option, which the
-    option's file sets: it has the roles of the group.
+    """Declare the key `name` of a group's option. The option's file sets it, and it has the roles
+    of the group.
 
     Args:
-        default: of a group whose options have no files.
+        default: the default of a group whose options have no files.
     """
     return field(default=default, metadata={"roles": Role.option})
 
 
 def later_keys(config: Any, prefix: str = "") -> dict[str, tuple[str, Any]]:
-    """The keys of a configuration that came later (`since`), with the key that was there before and
-    the value of what earlier runs did.
+    """Return the keys of a configuration that were added later (`since`), each with an older key
+    and the value that describes what runs did before.
     """
-    found: dict[str, tuple[str, Any]] = {}
-    for each in fields(config):
-        since = each.metadata.get("since")
+    later: dict[str, tuple[str, Any]] = {}
+    for schema_field in fields(config):
+        since = schema_field.metadata.get("since")
         if since is not None:
-            found[f"{prefix}{each.name}"] = (f"{prefix}{since[0]}", since[1])
-        value = getattr(config, each.name, None)
+            later[f"{prefix}{schema_field.name}"] = (f"{prefix}{since[0]}", since[1])
+        value = getattr(config, schema_field.name, None)
         if is_dataclass(value):
-            found |= later_keys(value, f"{prefix}{each.name}.")
-    return found
+            later |= later_keys(value, f"{prefix}{schema_field.name}.")
+    return later
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
-    """Refuse (ValueError) numbers beyond the bounds of their keys, those of groups too."""
-    for each in fields(config):
-        value = getattr(config, each.name)
-        name = f"{prefix}{each.name}"
+    """Refuse (ValueError) numbers outside the bounds of their keys, including keys of groups."""
+    for schema_field in fields(config):
+        value = getattr(config, schema_field.name)
+        name = f"{prefix}{schema_field.name}"
         if is_dataclass(value):
             check_bounds(value, f"{name}.")
         if not isinstance(value, int | float):
             continue
-        least = each.metadata.get("least")
-        above = each.metadata.get("above")
-        null = ", or null" if type(None) in get_args(each.type) else ""
-        if least is not None and not value >= least:  # written so that nan is refused too
+        least = schema_field.metadata.get("least")
+        above = schema_field.metadata.get("above")
+        null = ", or null" if type(None) in get_args(schema_field.type) else ""
+        if least is not None and not value >= least:  # This form also refuses NaN.
             raise Refusal(
                 "config.least",
                 f"{name}={value}: must be {least} or more{null}",
@@ -160,7 +160,7 @@ def check_bounds(config: Any, prefix: str = "") -> None:
                 value=value,
                 above=above,
             )
-        # beyond, they overflow in torch, NumPy or SLURM
+        # Larger integers would overflow in torch, NumPy or SLURM.
         bits = 63 if name == "seed" or name.endswith("_bytes") else 31
         if isinstance(value, int) and abs(value) >= 2**bits:
             raise Refusal(
@@ -173,7 +173,7 @@ def check_bounds(config: Any, prefix: str = "") -> None:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration as "group.key", as it is typed, to value."""
+    """Flatten a nested configuration to "group.key" and value."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         values |= (

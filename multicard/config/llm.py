@@ -1,7 +1,7 @@
-"""The schema of `tune_llm.py`, without torch.
+"""The schema of `tune_llm.py`. Does not import torch.
 
-What depends on the method, the template, the machine,
-the files or the rows is checked in `multicard.llm.preflight`.
+Checks that depend on the method, the template, the machine, the files or the rows are in
+`multicard.llm.preflight`.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.config.saving import TuningSave, require_whole_training
 from multicard.messages import Refusal
 
-# steps of the learning rate's warm-up in both papers, as in torchtune's own configurations
+# The steps of learning-rate warm-up in both papers, and in torchtune's own configurations.
 PAPERS_WARMUP = 100
-# what torchtune's own configurations shard apart from the layers
+# The modules that torchtune's own configurations shard separately from the layers.
 SHARDABLE = ("tok_embeddings", "output")
 
 
@@ -34,9 +34,11 @@ Attention = StrEnum("Attention", ["auto", "sdpa", "flash", "flex", "eager"])
 
 
 class NumberFormats(NamedTuple):
-    """What a precision of tuning means: the format of weights, gradients and the optimiser's
-    states, and that in which products are computed. Where they differ,
-    autocast converts a product's operands.
+    """The number formats of a tuning precision.
+
+    weights: the format of weights, gradients and optimizer states.
+    products: the format in which matrix products are computed. If it differs, autocast converts the
+        operands.
     """
 
     weights: str
@@ -56,16 +58,16 @@ PRECISIONS = {
 
 @dataclass
 class MethodConfig(Group):
-    """A tuning method and the torchtune recipes that run it
-    (`single_device`: null where torchtune has none).
+    """A tuning method, and the torchtune recipes that run it.
 
-    Methods with more options extend it: see `multicard.llm.methods`.
+    `single_device` is null if torchtune has no such recipe. Methods with more options extend this
+    class: see `multicard.llm.methods`.
     """
 
     name: str = option_name()
     single_device: Optional[str] = key(
         None,
-        "torchtune's recipe for one GPU; null where there is none",
+        "torchtune's recipe for one GPU; null if there is none",
         WAY_TO_TRAIN,
     )
     distributed: str = key(MISSING, "torchtune's recipe for several GPUs", WAY_TO_TRAIN)
@@ -73,15 +75,14 @@ class MethodConfig(Group):
 
 @dataclass
 class TemplateConfig(GroupOption):
-    """A prompt: none has keys beside its name."""
+    """A prompt template. No template has keys other than its name."""
 
 
 @dataclass
 class OptimizerChoice:
-    """How weights are updated: AdamW, with states in the format of the weights,
-    or in 8 bits (bitsandbytes').
+    """The optimizer: AdamW, with states in the format of the weights or in 8 bits (bitsandbytes).
 
-    A group without files: those under `conf/optimizer/` are of `train_vision.py`.
+    This group has no files: the files under `conf/optimizer/` belong to `train_vision.py`.
     """
 
     name: Optimizer = option_name(Optimizer.adamw)
@@ -95,7 +96,7 @@ class OptimizerChoice:
         return self.name is Optimizer.paged_adamw_8bit
 
 
-# The axes of a run's record, in the order of tables
+# The axes of a run's record, in the order of tables.
 AXES = (
     "engine",
     "sharding",
@@ -128,13 +129,13 @@ AXES = (
 
 @dataclass
 class LlmConfig(TrainingConfig):
-    """The configuration of `tune_llm.py`, once composed. `warmup_steps` are the learning rate's."""
+    """The composed configuration of `tune_llm.py`. `warmup_steps` concerns the learning rate."""
 
     kind: ClassVar[str] = "llm"
 
     method: MethodConfig = key(
         MISSING,
-        "how the model is tuned",
+        "tuning method",
         Role.identity
         | Role.learning
         | Role.memory
@@ -156,7 +157,7 @@ class LlmConfig(TrainingConfig):
     )
     template: Optional[TemplateConfig] = key(
         None,
-        "prompt that a row is put into; null is the data set's own",
+        "prompt template that rows are put into; null: the data set's own",
         Role.identity
         | Role.work
         | Role.learning
@@ -169,7 +170,7 @@ class LlmConfig(TrainingConfig):
     )
     dataset: TextConfig = key(
         MISSING,
-        "rows that are tuned on",
+        "data set of text rows to tune on",
         Role.identity
         | Role.work
         | Role.content
@@ -200,7 +201,7 @@ class LlmConfig(TrainingConfig):
     )
     model: DecoderConfig = key(
         MISSING,
-        "what is tuned",
+        "language model to tune",
         Role.identity
         | Role.work
         | Role.content
@@ -221,7 +222,7 @@ class LlmConfig(TrainingConfig):
     )
     tokenizer: TokenizerConfig = key(
         MISSING,
-        "what turns text into tokens",
+        "tokenizer, which turns text into tokens",
         Role.identity
         | Role.work
         | Role.content
@@ -242,7 +243,7 @@ class LlmConfig(TrainingConfig):
     )
     engine: Engine = key(
         Engine.torchtune,
-        "whose loop tunes: torchtune's recipes, or trl: TRL's trainers with PEFT",
+        "library that runs the training: torchtune (its recipes) or trl (TRL's trainers, PEFT)",
         WAY_TO_TRAIN,
         since=("recipe", "torchtune"),
         also=("framework", "library", "trainer"),
@@ -250,8 +251,8 @@ class LlmConfig(TrainingConfig):
     )
     sharding: Sharding = key(
         Sharding.fsdp,
-        "several GPUs: fsdp shards the weights (FSDP2); fsdp_offload holds shards and optimiser in"
-        " host memory; ddp keeps all on each GPU (engine=trl)",
+        "several GPUs: fsdp shards the weights (FSDP2); fsdp_offload keeps shards and optimiser in"
+        " host memory; ddp keeps everything on each GPU (engine=trl)",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", "fsdp"),
         also=("strategy", "parallelism", "distribution", "distributed_strategy"),
@@ -259,8 +260,8 @@ class LlmConfig(TrainingConfig):
     )
     recipe: Recipe = key(
         Recipe.auto,
-        "torchtune: single_device, distributed, or auto: single_device on one GPU where there"
-        " is one",
+        "torchtune: single_device, distributed or auto; auto: single_device on one GPU, if the"
+        " method has such a recipe",
         WAY_TO_TRAIN,
     )
     weight_decay: float = key(
@@ -272,20 +273,20 @@ class LlmConfig(TrainingConfig):
     )
     warmup_steps: Optional[int] = key(
         None,
-        "steps in which the learning rate rises; null takes 100, or a tenth of a run of less than"
-        " 1000 steps",
+        "steps in which the learning rate rises; null: 100, or a tenth of the steps if the run has"
+        " less than 1000",
         Role.identity | Role.learning,
         least=0,
     )
     skip_steps: int = key(
         5,
-        "first steps that iteration_s and tokens_per_s leave out; they are recorded and marked",
+        "number of first steps that iteration_s and tokens_per_s leave out; records mark them",
         Role.identity,
         least=0,
     )
     max_steps: Optional[int] = key(
         None,
-        "stop an epoch after so many steps; null: all",
+        "stop an epoch after this many steps; null: all",
         Role.identity | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=14,
@@ -293,15 +294,15 @@ class LlmConfig(TrainingConfig):
     )
     gradient_accumulation_steps: int = key(
         1,
-        "batches whose gradients are summed for one step",
+        "number of batches whose gradients are summed for one step",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.follows,
         least=1,
         also=("gradient_accumulation", "grad_accum", "accum_steps", "accumulate_grad_batches"),
     )
     custom_sharded_layers: list[str] = key(
         list,
-        "several GPUs: parts that FSDP gathers by themselves, beside each layer: tok_embeddings,"
-        " output",
+        "several GPUs: modules that FSDP gathers separately, in addition to each layer:"
+        " tok_embeddings, output",
         Role.identity | Role.memory | Role.speed,
         since=("recipe", []),
     )
@@ -319,13 +320,13 @@ class LlmConfig(TrainingConfig):
     )
     packed: bool = key(
         False,
-        "put rows one after the other into sequences of max_seq_len",
+        "concatenate rows into sequences of max_seq_len",
         Role.identity | Role.learning | Role.memory | Role.rows | Role.text | Role.speed,
         also=("packing", "pack"),
     )
     max_seq_len: Optional[int] = key(
         None,
-        "cut longer rows, in tokens, and leave out those without a label then; null: whole rows",
+        "cut rows to this many tokens, and drop rows that then have no label; null: whole rows",
         Role.identity | Role.work | Role.learning | Role.rows | Role.text | Role.speed,
         least=2,
         also=(
@@ -341,12 +342,12 @@ class LlmConfig(TrainingConfig):
     )
     optimizer_in_bwd: bool = key(
         False,
-        "method=full or qat: update each weight as soon as its gradient is there",
+        "method=full or qat: update each weight as soon as its gradient is computed",
         Role.identity | Role.memory | Role.speed,
     )
     optimizer: OptimizerChoice = key(
         OptimizerChoice,
-        "adamw, or with states of 8 bits adamw_8bit, paged_adamw_8bit: in host memory where the"
+        "adamw, or with 8-bit states adamw_8bit or paged_adamw_8bit; paged: in host memory if the"
         " GPU's is full",
         WAY_TO_TRAIN,
         switch="name",
@@ -356,7 +357,7 @@ class LlmConfig(TrainingConfig):
     )
     attention: Attention = key(
         Attention.auto,
-        "engine=trl: what computes attention; auto: what transformers takes for the model; flash:"
+        "engine=trl: attention implementation; auto: transformers' choice for the model; flash:"
         " FlashAttention 2",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "auto"),
@@ -365,7 +366,7 @@ class LlmConfig(TrainingConfig):
     )
     kernels: Kernels = key(
         Kernels.torch,
-        "engine=trl: torch's own, or Liger's for norms, rotary embedding and the gated part of"
+        "engine=trl: torch's kernels, or Liger's for norms, rotary embedding and the gated part of"
         " the MLP",
         Role.identity | Role.learning | Role.memory | Role.speed,
         since=("weight_decay", "torch"),
@@ -374,8 +375,7 @@ class LlmConfig(TrainingConfig):
     )
     clip_grad_norm: Optional[float] = key(
         None,
-        "scale the gradients of a step down to this norm, where theirs is above it; null: leave"
-        " them",
+        "scale the gradients of a step down to this norm if they exceed it; null: no clipping",
         Role.identity | Role.learning | Role.speed,
         above=0,
         since=("weight_decay", None),
@@ -383,29 +383,28 @@ class LlmConfig(TrainingConfig):
     )
     eval_steps: Optional[int] = key(
         None,
-        "measure the held-out loss every so many steps too, and not only after each epoch; null:"
-        " then alone",
+        "measure the held-out loss every this many steps, too; null: only after each epoch",
         Role.identity,
         least=1,
         since=("skip_steps", None),
     )
     target_loss: Optional[float] = key(
         None,
-        "held-out loss, above 0, to which the time is recorded; null: none",
+        "record the time until the held-out loss reaches this value, above 0; null: none",
         Role.identity | Role.work,
         above=0,
         since=("skip_steps", None),
     )
     stop_at_target: bool = key(
         False,
-        "stop when the held-out loss is target_loss or less",
+        "stop as soon as the held-out loss is target_loss or less",
         Role.identity | Role.work | Role.learning,
         since=("skip_steps", False),
     )
     save: TuningSave = key(
         TuningSave.none,
-        "what is kept of the tuning in the run's folder: adapter (PEFT's form), model (all"
-        " weights), int4 (all weights, quantised), or none",
+        "what to keep in the run's folder: adapter (PEFT's format), model (all weights), int4 (all"
+        " weights, quantised) or none",
         Role.beside,
     )
 
@@ -433,12 +432,14 @@ class LlmConfig(TrainingConfig):
         if self.packed and self.max_seq_len is None:
             raise Refusal(
                 "config.packed-unbounded",
-                "packed=true: needs the length to pack to, as `max_seq_len=512`",
+                "packed=true: needs the length of the packed sequences, as `max_seq_len=512`",
                 key="packed",
             )
         self._check_held_out()
         longest = self.max_seq_len or 1
-        limit = self.model.max_seq_len or longest  # model=hf: 0 where positions have no end
+        limit = (
+            self.model.max_seq_len or longest
+        )  # 0 means that positions have no limit (model=hf).
         if longest > limit:
             raise Refusal(
                 "config.sequence-too-long",
@@ -450,7 +451,7 @@ class LlmConfig(TrainingConfig):
             )
 
     def _check_held_out(self) -> None:
-        """Refuse what needs held-out rows where there are none."""
+        """Refuse keys that need held-out rows if there are none."""
         for name, value in (("eval_steps", self.eval_steps), ("target_loss", self.target_loss)):
             if value is not None and not self.dataset.holds_out:
                 raise Refusal(
@@ -469,7 +470,7 @@ class LlmConfig(TrainingConfig):
 
     @property
     def formats(self) -> NumberFormats:
-        """Of the weights and of the products, by the precision."""
+        """The number formats of the precision."""
         return PRECISIONS[self.precision.name]
 
     @property
@@ -478,13 +479,13 @@ class LlmConfig(TrainingConfig):
 
     @property
     def rows_of_a_step(self) -> int:
-        """Rows, pairs or packed sequences of one step of all ranks."""
+        """Rows, pairs or packed sequences in one step of all ranks."""
         return self.batch_size * self.world_size * self.gradient_accumulation_steps
 
     @property
     def recipe_name(self) -> str:
-        """The file of torchtune's recipe: one GPU takes the single-device one where there is one;
-        or TRL's trainer.
+        """The file of torchtune's recipe, or TRL's trainer. One GPU uses the single-device recipe
+        if the method has one.
         """
         if self.engine is Engine.trl:
             return "trl_dpo" if self.method.name == "dpo" else "trl_sft"
@@ -500,12 +501,10 @@ class LlmConfig(TrainingConfig):
 
     @property
     def offloads(self) -> bool:
-        """True where the ranks hold their shards, and the optimiser, in the host's memory."""
+        """True if the ranks keep their shards and the optimizer state in host memory."""
         return self.world_size > 1 and self.sharding is Sharding.fsdp_offload
 
     @property
     def template_name(self) -> str | None:
-        """The template in force: the data set's own where none is chosen,
-        which for conversations is none at all.
-        """
+        """The chosen template, or else the data set's own; None for conversations."""
         return DATASETS[self.dataset.name].template if self.template is None else self.template.name

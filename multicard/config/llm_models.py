@@ -1,9 +1,12 @@
-"""The decoders that `tune_llm.py` tunes: their sizes, or the folder that has them. No torch."""
+"""The decoders that `tune_llm.py` tunes: their sizes, or the folder that has them.
+
+Does not import torch.
+"""
 
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from omegaconf import MISSING
 
@@ -14,25 +17,25 @@ from multicard.messages import Refusal
 
 @dataclass
 class DecoderConfig(Group):
-    """Sizes of a decoder."""
+    """The sizes of a decoder."""
 
     name: str = option_name()
     weights: str = key(
         "random",
-        "random, or a folder with Hugging Face's safetensors and config.json",
+        "random, or a folder with safetensors and config.json, as on the Hugging Face hub",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         shown=3,
     )
     vocab_size: Optional[int] = key(
         None,
-        "rows of the embedding; null follows the tokenizer",
+        "rows of the embedding; null: as many as the tokenizer needs",
         MODEL_SIZE,
     )
-    num_layers: int = key(MISSING, "transformer layers", MODEL_SIZE, least=1)
-    num_heads: int = key(MISSING, "query heads", MODEL_SIZE, least=1)
+    num_layers: int = key(MISSING, "number of transformer layers", MODEL_SIZE, least=1)
+    num_heads: int = key(MISSING, "number of query heads", MODEL_SIZE, least=1)
     num_kv_heads: int = key(
         MISSING,
-        "key and value heads; must divide model.num_heads",
+        "number of key and value heads; must divide model.num_heads",
         MODEL_SIZE,
         least=1,
     )
@@ -40,18 +43,18 @@ class DecoderConfig(Group):
     intermediate_dim: int = key(MISSING, "width within the MLP", MODEL_SIZE, least=1)
     max_seq_len: int = key(
         MISSING,
-        "longest sequence that the model takes, in tokens",
+        "longest sequence that the model accepts, in tokens",
         MODEL_SIZE,
         least=1,
     )
     tied: bool = key(
         False,
-        "share the embedding with the output; of a Llama, makes it a Llama 3.2",
+        "share the embedding with the output; makes a Llama a Llama 3.2",
         MODEL_SIZE,
     )
 
     def __post_init__(self) -> None:
-        check_bounds(self, "model.")  # divisors, here
+        check_bounds(self, "model.")  # The values below are divisors.
         heads = self.num_heads
         groups = self.num_kv_heads
         width = self.embed_dim
@@ -79,23 +82,23 @@ class DecoderConfig(Group):
 
     @property
     def folder(self) -> str | None:
-        """The folder of its weights; None of random ones."""
+        """The folder of the weights; None if they are random."""
         return None if self.weights == "random" else self.weights
 
 
 @dataclass
 class LlamaConfig(DecoderConfig):
-    """A Llama 3, or a Llama 3.2, which is `tied` and stretches the rotary frequencies by 32."""
+    """A Llama 3, or a Llama 3.2, which is `tied` and scales the rotary frequencies by 32."""
 
 
 @dataclass
 class Llama31Config(DecoderConfig):
-    """A Llama 3.1, which stretches the rotary frequencies by 8."""
+    """A Llama 3.1, which scales the rotary frequencies by 8."""
 
 
 @dataclass
 class Qwen25Config(DecoderConfig):
-    """A Qwen 2.5: its query, key and value projections have a bias."""
+    """A Qwen 2.5. Its query, key and value projections have a bias."""
 
 
 READ = "read from config.json; leave it out"
@@ -103,8 +106,9 @@ READ = "read from config.json; leave it out"
 
 @dataclass
 class HfConfig(DecoderConfig):
-    """Any causal language model that transformers knows, with its own tokenizer;
-    sizes are those of its config.json.
+    """Any causal language model that transformers knows, with its own tokenizer.
+
+    The sizes are read from its config.json.
     """
 
     path: Optional[str] = key(
@@ -114,7 +118,7 @@ class HfConfig(DecoderConfig):
     )
     weights: str = key(
         "own",
-        "own: those of the folder; random: of its config.json alone",
+        "own: the weights in the folder; random: built from its config.json only",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         shown=3,
     )
@@ -129,7 +133,7 @@ class HfConfig(DecoderConfig):
         if self.path is None:
             raise Refusal(
                 "config.hf-path-missing",
-                "model.path is not set: give the folder of a model in Hugging Face's form,"
+                "model.path is not set: give the folder of a model in Hugging Face's format,"
                 " `model.path=FOLDER`",
                 key="model.path",
             )
@@ -153,10 +157,7 @@ class HfConfig(DecoderConfig):
         try:
             values = loads((folder / "config.json").read_text())
             values = values.get("text_config") or values
-            sizes = {
-                own: next(filter(None, map(values.get, names)), None)
-                for own, names in HF_SIZES.items()
-            }
+            sizes = {size: _first_value(values, names) for size, names in HF_SIZES.items()}
         except (OSError, ValueError, AttributeError):
             raise Refusal(
                 "config.hf-no-config",
@@ -165,7 +166,7 @@ class HfConfig(DecoderConfig):
                 key="model.path",
                 value=self.path,
             ) from None
-        # absent where each head has its own
+        # The number is absent if each query head has its own key and value head.
         sizes["num_kv_heads"] = sizes["num_kv_heads"] or sizes["num_heads"]
         for name, value in sizes.items():
             is_size = isinstance(value, int) and value > 0
@@ -173,7 +174,7 @@ class HfConfig(DecoderConfig):
             if not is_size and not is_absent:
                 raise Refusal(
                     "config.hf-no-size",
-                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is no"
+                    f"model.path={self.path}: {HF_SIZES[name][0]}={value} in config.json is not a"
                     " size; give the folder of a causal language model",
                     key="model.path",
                     value=self.path,
@@ -188,7 +189,15 @@ class HfConfig(DecoderConfig):
         return self.path if self.weights == "own" else None
 
 
-HF_SIZES = {  # of config.json, with the names of GPT-2 and its kin, Bloom, MPT and XGLM
+def _first_value(values: dict[str, Any], names: tuple[str, ...]) -> Any:
+    """Return the first value under one of the names that is neither absent nor 0; else None."""
+    for name in names:
+        if values.get(name):
+            return values[name]
+    return None
+
+
+HF_SIZES = {  # The keys of config.json, including the names in GPT-2, Bloom, MPT and XGLM.
     "vocab_size": ("vocab_size",),
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
@@ -197,8 +206,8 @@ HF_SIZES = {  # of config.json, with the names of GPT-2 and its kin, Bloom, MPT 
     "intermediate_dim": ("intermediate_size", "n_inner"),
     "max_seq_len": ("max_position_embeddings", "n_positions", "max_seq_len"),
 }
-# Keys that config.json may lack: those that follow from others, heads of models without attention,
-# and the length limit of models that have none
+# Keys that config.json may lack: sizes that follow from others, the heads of models without
+# attention, and the maximum length of models without one.
 HF_OPTIONAL = ("intermediate_dim", "num_heads", "num_kv_heads", "max_seq_len")
 
 

@@ -1,5 +1,6 @@
-"""The sets of text that `tune_llm.py` tunes on: the keys of each, and properties of their rows.
-No torch.
+"""The data sets of text that `tune_llm.py` tunes on: their keys, and properties of their rows.
+
+Does not import torch.
 """
 
 from dataclasses import dataclass
@@ -11,25 +12,25 @@ from multicard.config.keys import key
 from multicard.config.roles import DATA_FILES, Role
 from multicard.messages import Refusal
 
-HELD_OUT = 0.1  # share of one's own rows that is held out where the command does not say
-BY_DEFAULT = "auto"  # the `dataset.split` of a command that does not say
+HELD_OUT = 0.1  # The share of the user's own rows that is held out by default.
+BY_DEFAULT = "auto"  # The value of `dataset.split` if a command does not set it.
 
 ChatLoss = StrEnum("ChatLoss", ["answers", "all"])
 
 
 @dataclass
 class TextConfig(GroupOption):
-    """The keys of every set of texts.
+    """The keys of every data set of text.
 
-    After `__post_init__`, `split` is a share in (0, 1), or None where no row is held out.
-    `is_split_by_default`: the command does not say, so that sets of
-    too few rows hold none out in place of a refusal.
+    After `__post_init__`, `split` is a share in (0, 1), or None if no rows are held out.
+    `is_split_by_default` is True if the command does not set it. A data set with too few rows then
+    holds none out, instead of being refused.
     """
 
     split: Any = key(
         BY_DEFAULT,
-        "share of dataset.rows to hold out and to measure the loss on, in (0, 1); 0 or null holds"
-        " none out; auto: 0.1 of chat, preference and data_files, else none",
+        "share of dataset.rows to hold out for measuring the loss, in (0, 1); 0 or null: none;"
+        " auto: 0.1 for chat, preference and data_files, else none",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("rows", None),
         also=("val_split", "validation_split", "val_size", "test_size", "eval_split"),
@@ -43,7 +44,7 @@ class TextConfig(GroupOption):
         if self.split is not None and not (is_number and 0 <= self.split < 1):
             raise Refusal(
                 "config.text-split",
-                f"dataset.split={self.split}: is a share of the rows; give one in (0, 1), as"
+                f"dataset.split={self.split}: is a share of the rows; give a value in (0, 1), as"
                 " `dataset.split=0.1`, or `dataset.split=0` to hold none out",
                 key="dataset.split",
                 value=str(self.split),
@@ -52,15 +53,15 @@ class TextConfig(GroupOption):
         if self.split is not None and self.has_test_files:
             raise Refusal(
                 "config.split-and-test-files",
-                f"dataset.split={self.split}: dataset.test_files are held out already; leave one of"
-                " them out, by `dataset.split=0` or `dataset.test_files=null`",
+                f"dataset.split={self.split}: dataset.test_files are held out already; leave out"
+                " one of them, by `dataset.split=0` or `dataset.test_files=null`",
                 key="dataset.split",
                 value=self.split,
             )
 
     @property
     def is_of_ones_own(self) -> bool:
-        """True of rows that are neither generated nor one of the papers' sets of the hub."""
+        """True for rows that are neither generated nor one of the papers' data sets on the hub."""
         return False
 
     @property
@@ -69,13 +70,13 @@ class TextConfig(GroupOption):
 
     @property
     def holds_out(self) -> bool:
-        """True where rows are held out, by either key."""
+        """True if rows are held out, by either key."""
         return self.split is not None or self.has_test_files
 
 
 @dataclass
 class StoredTextConfig(TextConfig):
-    """Rows of the Hugging Face hub (`source`) or of a local file (`data_files`)."""
+    """Rows from the Hugging Face hub (`source`) or from local files (`data_files`)."""
 
     source: Optional[str] = key(
         None,
@@ -84,34 +85,33 @@ class StoredTextConfig(TextConfig):
     )
     revision: Optional[str] = key(
         None,
-        "branch, tag or commit there; null: the latest",
+        "branch, tag or commit on the hub; null: the latest",
         Role.identity | Role.work | Role.learning | Role.speed,
         since=("source", None),
     )
     data_files: Any = key(
         None,
-        "instead of the hub: .jsonl, .json, .csv, .tsv, .parquet or .arrow files: one, a list, a"
-        " pattern or a folder",
+        "local files instead of the hub: a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a"
+        " list, a pattern or a folder",
         DATA_FILES,
     )
     test_files: Any = key(
         None,
-        "files of rows to measure the loss on, beside those that are trained on; given as"
-        " dataset.data_files",
+        "files of rows on which only the loss is measured; given like dataset.data_files",
         DATA_FILES,
         since=("data_files", None),
     )
     columns: dict[str, Optional[str]] = key(
         dict,
-        "what the columns are called, as {instruction: question, output: answer}; null leaves a"
-        " column out",
+        "names of the columns, as {instruction: question, output: answer}; null leaves a column"
+        " out",
         Role.identity | Role.work | Role.input | Role.learning | Role.rows | Role.text | Role.speed,
         since=("data_files", {}),
     )
     rows: Optional[int] = key(
         None,
-        "a random sample of so many rows, by seed, those held out by dataset.split among them;"
-        " null: all",
+        "size of a random sample of rows, drawn by seed; dataset.split holds out some of these;"
+        " null: all rows",
         Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=6,
@@ -124,11 +124,13 @@ class StoredTextConfig(TextConfig):
             ("dataset.data_files", self.data_files),
             ("dataset.test_files", self.test_files),
         ):
-            listed = files if isinstance(files, list) else [files]
-            if files is not None and not (listed and all(isinstance(file, str) for file in listed)):
+            file_list = files if isinstance(files, list) else [files]
+            if files is not None and not (
+                file_list and all(isinstance(file, str) for file in file_list)
+            ):
                 raise Refusal(
                     "config.data-files",
-                    f"{name}={files}: is no file; give one, or a list, as"
+                    f"{name}={files}: is not a file; give one, or a list, as"
                     f" `{name}=[a.jsonl,b.jsonl]`",
                     key=name,
                     value=str(files),
@@ -145,32 +147,32 @@ class StoredTextConfig(TextConfig):
 
 @dataclass
 class ChatConfig(StoredTextConfig):
-    """Conversations: `messages` of role and content, or ShareGPT's `conversations`."""
+    """Conversations: `messages` with role and content, or ShareGPT's `conversations`."""
 
     loss: ChatLoss = key(
         ChatLoss.answers,
-        "answers: loss on the assistant's turns alone; all: on every token",
+        "answers: loss only on the assistant's turns; all: loss on every token",
         Role.identity | Role.work | Role.learning | Role.loss | Role.speed,
     )
     chat_template: Optional[str] = key(
         None,
-        "a .jinja file or a folder with one; null: the model's own, or Llama 3's",
+        "a .jinja file, or a folder with one; null: the model's own template, or Llama 3's",
         Role.identity | Role.work | Role.learning | Role.speed,
     )
     skip_broken: bool = key(
         False,
-        "leave out, and count, rows that are no conversation or that the template refuses",
+        "leave out, and count, rows that are not conversations or that the template rejects",
         Role.identity | Role.work | Role.learning | Role.speed,
     )
 
 
 @dataclass
 class SyntheticConfig(TextConfig):
-    """Rows generated from the seed: no file, no download."""
+    """Rows that are generated from the seed, without files or downloads."""
 
     rows: int = key(
         500,
-        "how many rows to generate",
+        "number of rows to generate",
         Role.identity | Role.work | Role.length | Role.part | Role.drawn | Role.learning,
         least=1,
         shown=6,
@@ -179,18 +181,20 @@ class SyntheticConfig(TextConfig):
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Properties of a data set's rows. `template`: the one it is read by unless another is chosen;
-    None: its rows are messages already. `conversations`: they are ShareGPT's, which the template
-    `instruct` can be put around too.
+    """Properties of a data set's rows.
+
+    template: the template that is used unless another is chosen; None: the rows are messages.
+    conversations: the rows are ShareGPT conversations, to which the template `instruct` can be
+        applied, too.
     """
 
     schema: type
     template: str | None
     any_template: bool = False
     conversations: bool = False
-    has_answers: bool = True  # one answer a row, for supervised tuning
-    has_pairs: bool = False  # a chosen and a rejected answer a row
-    # no set of the papers: a part of it is held out unless the command says otherwise
+    has_answers: bool = True  # One answer per row, for supervised tuning.
+    has_pairs: bool = False  # A chosen and a rejected answer per row.
+    # Not a data set of the papers: some rows are held out unless the command says otherwise.
     is_of_ones_own: bool = False
 
 

@@ -1,4 +1,7 @@
-"""The tokenizers of `tune_llm.py`: their files, or the size of one that is trained. No torch."""
+"""The tokenizers of `tune_llm.py`: their files, or the size of one that is trained.
+
+Does not import torch.
+"""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -11,18 +14,16 @@ from multicard.messages import Refusal
 
 @dataclass
 class TokenizerConfig(GroupOption):
-    """The keys of every tokenizer; those with more extend it."""
+    """The keys of every tokenizer. Tokenizers with more keys extend it."""
 
 
 @dataclass
 class EmbeddedTokenizerConfig(TokenizerConfig):
-    """A byte-level BPE trained on the run's own text; `vocab_size` counts the merges and bytes,
-    not special tokens.
-    """
+    """A byte-level BPE tokenizer that is trained on the run's own text."""
 
     vocab_size: int = key(
         2048,
-        "bytes and merges, learnt from the run's own text, without special tokens",
+        "number of bytes and merges, learnt from the run's text; special tokens not included",
         MODEL_SIZE,
     )
 
@@ -40,11 +41,11 @@ class EmbeddedTokenizerConfig(TokenizerConfig):
 
 @dataclass
 class Llama3TokenizerConfig(TokenizerConfig):
-    """Llama 3's own tokenizer, from its `tokenizer.model`."""
+    """Llama 3's tokenizer, from its `tokenizer.model`."""
 
     path: Optional[str] = key(
         None,
-        "file tokenizer.model of Llama 3",
+        "Llama 3's tokenizer.model file",
         DATA_FILES,
     )
 
@@ -59,16 +60,16 @@ class Llama3TokenizerConfig(TokenizerConfig):
 
 @dataclass
 class Qwen25TokenizerConfig(TokenizerConfig):
-    """Qwen 2.5's own tokenizer, from its `vocab.json` and `merges.txt`."""
+    """Qwen 2.5's tokenizer, from its `vocab.json` and `merges.txt`."""
 
     path: Optional[str] = key(
         None,
-        "Qwen 2.5's vocab.json",
+        "Qwen 2.5's vocab.json file",
         DATA_FILES,
     )
     merges_file: Optional[str] = key(
         None,
-        "Qwen 2.5's merges.txt",
+        "Qwen 2.5's merges.txt file",
         DATA_FILES,
     )
 

@@ -1,4 +1,4 @@
-"""Where a run's ranks go on the machine at hand."""
+"""Decides where a run's ranks go on this machine."""
 
 from dataclasses import dataclass
 
@@ -6,14 +6,17 @@ from multicard.config.base import Backend, RunConfig, TrainingConfig
 from multicard.config.job import Device, count
 from multicard.messages import Refusal
 
-OVERSUBSCRIBED = "ranks shared a GPU: not a figure of this machine"
-CROWDED = "more CPU ranks than cores: they took turns"
+OVERSUBSCRIBED = "ranks shared a GPU: its figures do not describe this machine"
+CROWDED = "more CPU ranks than cores: ranks had to wait for one another"
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a run's ranks go: the device type, the collectives' backend, the processes a node,
-    and the nodes.
+    """Where a run's ranks go.
+
+    device: the type of the devices.
+    backend: the backend of collectives.
+    processes: the number of processes per node.
     """
 
     device: str
@@ -27,18 +30,18 @@ class Placement:
         return self.processes * self.nodes
 
     def crowded(self, cores: int) -> bool:
-        """True where CPU ranks have to take turns on `cores` of a node."""
+        """True if the CPU ranks on a node have to share fewer `cores`."""
         return self.device == "cpu" and self.processes > cores
 
     def ranks(self, gpus: int) -> str:
-        """A description of the ranks: "2 nodes of 4 GPUs"."""
-        each = count(gpus, "GPU" if self.device == "cuda" else "CPU rank")
-        several = f"{self.nodes} nodes of {each}" if self.nodes > 1 else each
-        return several + (", oversubscribed (not for figures)" if self.oversubscribed else "")
+        """Describe the ranks, as in "2 nodes of 4 GPUs"."""
+        ranks_of_node = count(gpus, "GPU" if self.device == "cuda" else "CPU rank")
+        description = f"{self.nodes} nodes of {ranks_of_node}" if self.nodes > 1 else ranks_of_node
+        return description + (", oversubscribed (not for figures)" if self.oversubscribed else "")
 
 
 def require_nodes(config: RunConfig, nodes: int) -> None:
-    """Refuse a run that is to have another number of nodes than it has."""
+    """Refuse a run if its configuration and its job differ in the number of nodes."""
     if config.nodes != nodes:
         raise Refusal(
             "placement.nodes",
@@ -51,11 +54,11 @@ def require_nodes(config: RunConfig, nodes: int) -> None:
 
 
 def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
-    """Decide device and backend on a machine with `cuda_devices` visible CUDA devices,
-    one of the run's `nodes`.
+    """Choose device and backend on a machine with `cuda_devices` visible CUDA devices, which is one
+    of the run's `nodes`.
 
     Raises:
-        Refusal: what this machine cannot do.
+        Refusal: this machine cannot run the configuration.
     """
     best = Device.cuda if cuda_devices else Device.cpu
     device = best if config.device is Device.auto else config.device
@@ -70,7 +73,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
     if price is not None and not on_cuda:
         raise Refusal(
             "placement.price-without-gpu",
-            f"price.gpu_hour={price}: the run is of CPU ranks, which use no GPU; leave it out",
+            f"price.gpu_hour={price}: the run has CPU ranks, which use no GPU; leave it out",
             key="price.gpu_hour",
             value=price,
         )
@@ -80,7 +83,7 @@ def place(config: RunConfig, cuda_devices: int, nodes: int = 1) -> Placement:
             "placement.too-few-gpus",
             f"gpus={config.gpus}: {cuda_devices} CUDA device(s) are visible; use"
             f" `gpus={cuda_devices}` or fewer, `device=cpu`, or `oversubscribe=true` to try the"
-            " code (never for figures)",
+            " code (never for results)",
             key="gpus",
             value=config.gpus,
             visible=cuda_devices,

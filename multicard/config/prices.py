@@ -1,4 +1,4 @@
-"""What a GPU costs for an hour: `price.gpu_hour`, or the user's own table of GPUs."""
+"""Finds the price of a GPU hour: `price.gpu_hour`, or an entry in the user's table of GPUs."""
 
 import os
 import re
@@ -14,53 +14,53 @@ from multicard.config.keys import key
 from multicard.config.roles import Role
 from multicard.messages import Refusal
 
-TABLE = "multicard/prices.yaml"  # in the folder of the user's configuration
+TABLE = "multicard/prices.yaml"  # Relative to the folder of the user's configuration.
 
 
 @dataclass
 class PriceConfig:
     gpu_hour: Optional[float] = key(
         None,
-        "price of a GPU for an hour, in any currency; null: of ~/.config/multicard/prices.yaml",
+        "price of one GPU for an hour, in any currency; null: from ~/.config/multicard/prices.yaml",
         Role.beside | Role.site,
         above=0,
     )
 
     def __post_init__(self) -> None:
-        _table()  # a broken one is refused before anything runs
+        _table()  # Refuses a broken table before anything runs.
 
 
 def gpu_hour(config: Mapping[str, Any], gpu: str | None) -> float | None:
-    """The price of a GPU for an hour: the configuration's, else the table's;
-    None where neither has one.
+    """Return the price of a GPU hour, from the configuration or else from the table; None if
+    neither has one.
 
     Args:
-        gpu: its name as NVML has it. A line of the table is of the GPUs that have all its words;
-            that with most counts.
+        gpu: the GPU's name, as NVML reports it. A line of the table applies to GPUs whose name has
+            all words of the line. If several lines apply, the one with the most words counts.
 
     Raises:
-        ValueError: a table that cannot be read, or a price that is none.
+        ValueError: the table cannot be read, or a price in it is invalid.
     """
-    asked = config.get("price")
-    price = asked.get("gpu_hour") if isinstance(asked, Mapping) else None
+    price_config = config.get("price")
+    price = price_config.get("gpu_hour") if isinstance(price_config, Mapping) else None
     if price is not None:
         return price if _is_price(price) else None
     words = _words(gpu or "")
-    fitting = [
+    matching_prices = [
         (len(name), price)
         for name, price in _table().items()
         if name <= words and "," not in (gpu or "")
     ]
-    return max(fitting)[1] if fitting else None
+    return max(matching_prices)[1] if matching_prices else None
 
 
 def _table() -> dict[frozenset[str], float]:
-    """The user's prices, by the words of a GPU's name."""
-    return _read(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", TABLE))
+    """Return the user's prices, by the words of a GPU's name."""
+    return _read_table(Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", TABLE))
 
 
 @cache
-def _read(file: Path) -> dict[frozenset[str], float]:
+def _read_table(file: Path) -> dict[frozenset[str], float]:
     if not file.is_file():
         return {}
     try:
@@ -73,17 +73,17 @@ def _read(file: Path) -> dict[frozenset[str], float]:
             reason=str(error),
         ) from None
     if not isinstance(prices, dict):
-        raise _no_prices(file, repr(prices))
+        raise _not_a_price(file, repr(prices))
     for gpu, price in prices.items():
         if not _words(str(gpu)) or not _is_price(price):
-            raise _no_prices(file, f"{gpu}: {price!r}")
+            raise _not_a_price(file, f"{gpu}: {price!r}")
     return {_words(str(gpu)): float(price) for gpu, price in prices.items()}
 
 
-def _no_prices(file: Path, content: str) -> Refusal:
+def _not_a_price(file: Path, content: str) -> Refusal:
     return Refusal(
         "prices.no-price",
-        f"{file}: {content} is no price of an hour; write a GPU and a number above 0 on each line,"
+        f"{file}: {content} is not a price per hour; write a GPU and a number above 0 on each line,"
         " as H100: 2.49",
         file=str(file),
         content=content,

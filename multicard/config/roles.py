@@ -1,66 +1,64 @@
-"""What a key of the configuration means: its roles, which its one entry in a schema declares."""
+"""Roles: what a key of the configuration means. Its entry in a schema declares them."""
 
 from enum import Flag, auto
 
 
 class Role(Flag):
-    """The roles of a key. Each entry of a schema names its own: `key(default, "description",
-    Role.identity | ...)`.
+    """The roles of a key. Its entry in a schema declares them, as in
+    `key(default, "description", Role.identity | ...)`.
 
-    Whoever needs "all keys that ..." asks `schema.keys(role)`, and keeps no list. A role is
-    declared where it is true of some value of the key. Exactly one of the first two is true of each
-    key:
+    Code that needs "all keys that ..." calls `schema.keys(role)`; there are no other lists of keys.
+    A key has a role if the role holds for at least one of its values. Every key has exactly one of
+    the first two roles:
 
-    identity: part of a cell's identity: it changes what is measured.
-    beside: of the command or its job alone: the same cell, whatever its value.
+    identity: part of a cell's identity, because it changes what is measured.
+    beside: belongs to the command or its job. The cell is the same, whatever the value.
 
-    What else changes with it; all of these are of keys with `identity`:
+    Roles that say what changes with the key. All of them imply `identity`:
 
-    learning: may change accuracy or loss. `gpus` is one, as `batch_size` is a rank's.
-    memory: the tensors of a step depend on it, otherwise than through the sizes of the data and the
-    number of ranks.
-    speed: may change how long a step takes. Not how many there are: that is `length`.
+    learning: may change accuracy or loss. `gpus` has it because `batch_size` is per rank.
+    memory: changes the tensors of a step, other than through the sizes of the data and the number
+        of ranks.
+    speed: may change how long a step takes. The number of steps has the role `length` instead.
     length: how much is trained or evaluated: epochs, limits, steps.
-    part: of those, which of the data a run meets.
-    drawn: of those, with which the seed decides which.
-    work: says what work was done. Times of other work are not compared; all other keys are ways to
-    do the same.
-    content: other values may bring other data, of which records have the fingerprint.
-    place: where data lie. Their fingerprint replaces it: runs on the same data at two places
-    measured the same. Not
-        `dataset.source` or `dataset.revision`, which say what the data are, nor `model.path`, which
-        names a model.
-    input: where data come from, by place or by name, and by which columns: a refusal that begins
-    with such a key is of
-        every cell that reads the same data. It holds `dataset.source` and `dataset.columns` beside
-        all places, so it must not be taken for `place`: runs on different data would count as
-        repetitions.
-    rows: the number of rows or packed sequences of a text set follows from it.
-    text: the lengths of its rows do, or the model's vocabulary.
-    loss: changes what the loss counts, so that losses of two values are not compared.
+    part: a `length` that determines which of the data a run reads.
+    drawn: a `part` that the seed selects.
+    work: what work is done. Times of different work are not compared. All other keys are ways to
+        do the same work.
+    content: other values may bring other data. Records have the fingerprint of the data.
+    place: where data are stored. The fingerprint replaces it: runs on the same data in two places
+        measured the same. `dataset.source` and `dataset.revision` do not have it, because they say
+        what the data are. `model.path` does not, because it names a model.
+    input: where data come from, by place or by name, and from which columns. A refusal that begins
+        with such a key applies to every cell that reads the same data. Includes all places, and
+        also `dataset.source` and `dataset.columns`. Those are not places: runs on different data
+        would count as repetitions.
+    rows: determines the number of rows or packed sequences of a text data set.
+    text: determines the lengths of its rows, or the model's vocabulary.
+    loss: changes what the loss counts, so losses for two values are not compared.
 
     Kinds of keys:
 
-    option: the name of a group's option. It has the roles of its group too.
-    repetition: tells repetitions of one setting apart: neither an axis nor a change of accuracy.
-    ranks: the number of ranks is their product.
-    follows: follows from `global_batch_size` where that is set, so that the number of ranks changes
-    no training.
-    observes: has a run observed, by steps after its end or by a profiler, and changes nothing else.
-    forecast: of predictions, and of probes that feed them: says nothing of a run.
-    sweeps: of several cells or runs: means nothing in the command of a single one.
-    once: of one command: left out of one that measures the same again.
-    trial: ends early, for a measurement, what would go on by itself: left out of a command that is
-    to train.
-    one_value: takes one value for all cells of a sweep.
-    planned: a plan sets it for its jobs.
-    site: a site may set it for all of its users.
+    option: the name of a group's option. It also has the roles of its group.
+    repetition: numbers the repetitions of a setting. Not an axis, and does not change accuracy.
+    ranks: a factor of the number of ranks.
+    follows: follows from `global_batch_size` if that is set, so that the number of ranks does not
+        change the training.
+    observes: adds observation of a run, by extra steps after it or by a profiler. Changes nothing
+        else.
+    forecast: belongs to predictions, and to the probes that they need. Says nothing about a run.
+    sweeps: concerns several cells or runs. Has no meaning for a single run.
+    once: belongs to one command. A command that repeats the measurement leaves it out.
+    trial: ends a run early for a measurement. A command that trains in full leaves it out.
+    one_value: has one value for all cells of a sweep.
+    planned: set by a plan for its jobs.
+    site: may be set by a site for all of its users.
 
-    How it is shown:
+    Roles for display:
 
-    titled: named above a table where all of its runs agree.
-    defining: an experiment's file that sets it is of this value alone;
-    in other keys its runs may differ.
+    titled: named above a table if all of its runs agree.
+    defining: an experiment whose file sets it only consists of runs with this value. Its runs may
+        differ in other keys.
     """
 
     identity = auto()
@@ -97,14 +95,14 @@ class Role(Flag):
     defining = auto()
 
 
-# Roles of many keys, by what such keys are
-# the same model on the same data
+# Combinations of roles that many keys share.
+# Ways to train the same model on the same data:
 WAY_TO_TRAIN = Role.identity | Role.learning | Role.memory | Role.speed
 MODEL_SIZE = WAY_TO_TRAIN | Role.work
 DATA_FILES = Role.identity | Role.place | Role.input | Role.content | Role.learning | Role.speed
 
 
-# Roles that say how a measurement changes, and so are of keys with `identity`
+# Roles that say how a measurement changes. Only keys with `identity` may have them.
 OF_MEASUREMENTS = (
     Role.learning
     | Role.memory
@@ -127,7 +125,7 @@ OF_MEASUREMENTS = (
 )
 
 
-# What follows from a role: others that a key with it has, and those that it cannot have
+# For a role, the other roles that a key with it must have, and the roles that it must not have.
 IMPLIED = {
     Role.part: Role.length,
     Role.drawn: Role.part,
@@ -143,15 +141,15 @@ EXCLUDED = {
 
 
 def problem(roles: Role) -> str | None:
-    """What makes no sense in a combination of roles; None for one that does."""
-    if Role.option in roles:  # the others are those of its group
+    """Return what is wrong with a combination of roles, or None."""
+    if Role.option in roles:  # The other roles are declared at the group.
         return (
             None
             if roles is Role.option
-            else "names an option has the roles of its group, and no others"
+            else "names an option must have no other roles, because it has the roles of its group"
         )
     if (Role.identity in roles) == (Role.beside in roles):
-        return "is either identity or beside"
+        return "is not exactly one of identity and beside"
     for role, implied in IMPLIED.items():
         if role in roles and implied not in roles:
             return f"has {role.name} needs {implied} too"

@@ -1,6 +1,4 @@
-"""What a run keeps of what it trained: the values of `save`,
-and refusals of runs that train nothing to its end.
-"""
+"""The values of the key `save`, and refusals for runs that do not train to their end."""
 
 from enum import StrEnum
 
@@ -12,19 +10,19 @@ TuningSave = StrEnum("TuningSave", ["none", "adapter", "model", "int4"])
 
 
 def require_whole_training(config: TrainingConfig, save: Save | TuningSave) -> None:
-    """Refuse (ValueError) to keep a model that is not trained to its end."""
+    """Refuse (ValueError) to save a model from a run that does not train it to the end."""
     if save == "none":
         return
     if config.probe.enabled:
         raise Refusal(
             "config.save-probe",
-            f"save={save}: probe=true ends before the model is trained; use `save=none`",
+            f"save={save}: probe=true stops before the model is trained; use `save=none`",
             key="save",
         )
     if config.race.figure is not None:
         raise Refusal(
             "config.save-race",
-            f"save={save}: race={config.race.figure} trains most cells in part; use `save=none`,"
-            " and `multicard best FOLDER --train` once it has ended",
+            f"save={save}: race={config.race.figure} trains most cells only in part; use"
+            " `save=none`, and `multicard best FOLDER --train` after the race",
             key="save",
         )

@@ -1,9 +1,8 @@
-"""All keys of all schemas, and what they mean: every question about keys is asked here,
-and no list of them is kept.
+"""Answers all questions about the keys of all schemas, so that no other lists of keys are needed.
 
-Keys are named as they are typed: "batch_size", "dataset.image_size", and a group by its name,
-"dataset". A group's keys are those of all of its options: of the schema's own class and of all that
-extend it.
+Keys are named as they are typed: "batch_size", "dataset.image_size", and for a group its name,
+"dataset". A group has the keys of all of its options, including options that other modules add by
+extending the schema's class.
 """
 
 import math
@@ -19,16 +18,17 @@ from multicard.config.keys import Tries, remembered
 from multicard.config.roles import Role
 
 SCHEMAS: tuple[type[RunConfig], ...] = (vision.VisionConfig, llm.LlmConfig, script.ScriptConfig)
-AXES = {"vision": vision.AXES, "llm": llm.AXES, "script": script.AXES}  # by kind
+AXES = {"vision": vision.AXES, "llm": llm.AXES, "script": script.AXES}  # By kind of record.
 
 
 @dataclass(frozen=True)
 class Older:
-    """A key of older records that no schema has any more.
+    """A key of older records that is in no schema any more.
 
-    roles: what it meant. words: the values that it could have, of a key that was part of what was
-    measured.
-    as_now: that of runs that did what all runs do now; None of a key that was no part of it.
+    roles: the roles that it had.
+    words: the values that it could have, if it was part of what was measured.
+    as_now: the value that describes what all runs do today; None if it was not part of what was
+        measured.
     """
 
     roles: Role
@@ -36,9 +36,9 @@ class Older:
     as_now: str | None = None
 
 
-# Keys of older records, and Hydra's own words
+# Keys of older records, and keys of Hydra.
 OLDER = {
-    "objective": Older(Role.beside | Role.forecast),  # of searches
+    "objective": Older(Role.beside | Role.forecast),  # A key of searches.
     "repeat_compare": Older(Role.beside),
     "gpus_auto": Older(Role.beside),
     "batch_size_auto": Older(Role.beside),
@@ -52,7 +52,7 @@ OF_HYDRA = {
 
 @dataclass(frozen=True)
 class OtherNames:
-    """What other programs call a key and its values, of a key that no schema has (`keys.key`)."""
+    """Other programs' names of a key and of its values, for keys in no schema (`keys.key`)."""
 
     also: tuple[str, ...]
     means: Mapping[str, str]
@@ -66,17 +66,18 @@ OF_OTHERS = {
     "hydra.launcher.partition": OtherNames(("queue",), {}),
     "hydra.launcher.account": OtherNames(("project",), {}),
 }
-# of a key that no schema has: a run with another value is another one
+# The roles of a key in no schema: another value makes another run.
 UNKNOWN = Role.identity | Role.speed
-CONFIG = "config."  # begins the column of a key that is called as a figure is: `config.steps`
+CONFIG = "config."  # Begins the column of a key that has the name of a figure: `config.steps`.
 
 
 @dataclass(frozen=True)
 class Entry:
     """An entry of a schema.
 
-    name: as it is typed, "group.key". group: that of the key; empty outside of groups.
-    metadata: what `keys.key` was given.
+    name: the key as it is typed, "group.key".
+    group: the key's group; empty outside groups.
+    metadata: the arguments of `keys.key`.
     """
 
     name: str
@@ -90,9 +91,7 @@ class Entry:
 
 
 def entries(schema: type, prefix: str = "") -> Iterator[Entry]:
-    """Each key of a schema, and of its groups' options;
-    one that several options have comes once for each.
-    """
+    """Yield each key of a schema and of its groups' options, once for each option that has it."""
     for field in fields(schema):
         yield Entry(f"{prefix}{field.name}", prefix.rstrip("."), field.metadata)
     for field in fields(schema):
@@ -110,23 +109,23 @@ def _with_subclasses(schema: type) -> Iterator[type]:
 
 @remembered
 def _entries() -> dict[str, list[Entry]]:
-    """The entries of each key: one for each schema and option that has it."""
-    found: dict[str, list[Entry]] = {}
+    """Return the entries of each key, one for each schema and option that has it."""
+    entries_of_key: dict[str, list[Entry]] = {}
     for schema in SCHEMAS:
         for entry in entries(schema):
-            found.setdefault(entry.name, []).append(entry)
-    return found
+            entries_of_key.setdefault(entry.name, []).append(entry)
+    return entries_of_key
 
 
 @remembered
-def _declared() -> dict[str, Role]:
-    """The roles of each key, those of all its entries together;
-    the name of an option has those of its group.
+def _roles_of_keys() -> dict[str, Role]:
+    """Return the roles of each key, united over all of its entries. The name of an option also has
+    the roles of its group.
     """
     declared = {name: older.roles for name, older in OLDER.items()} | OF_HYDRA
-    for name, own in _entries().items():
+    for name, own_entries in _entries().items():
         roles = Role(0)
-        for entry in own:
+        for entry in own_entries:
             roles |= entry.own_roles
             if Role.option in entry.own_roles:
                 roles |= declared[entry.group]
@@ -139,41 +138,43 @@ def _declared() -> dict[str, Role]:
 
 @remembered
 def of(name: str) -> Role:
-    """The roles of a key, or of the key of a column of runs.
+    """Return the roles of a key, or of the key that a column of runs shows.
 
-    A key that no schema has (of older records, or of options whose
-    module is not imported) has those of its group.
+    A key in no schema has the roles of its group. Examples are keys of older records, and of
+    options whose module is not imported.
     """
-    declared, name = _declared(), key_of(name)
+    roles_of_keys, name = _roles_of_keys(), key_of(name)
     group = name.partition(".")[0]
-    return declared.get(name) or declared.get(group, UNKNOWN)
+    return roles_of_keys.get(name) or roles_of_keys.get(group, UNKNOWN)
 
 
 @remembered
 def keys(role: Role) -> tuple[str, ...]:
-    """The keys and groups that have all of these roles, in the order of the schemas."""
-    return tuple(name for name, roles in _declared().items() if role in roles)
+    """Return the keys and groups that have all of these roles, in the order of the schemas."""
+    return tuple(name for name, roles in _roles_of_keys().items() if role in roles)
 
 
 @remembered
 def own(schema: type, role: Role) -> tuple[str, ...]:
-    """The keys and groups of one schema that have all of these roles there,
-    without the keys within groups.
+    """Return the keys and groups of one schema that have all of these roles there, without keys
+    within groups.
     """
     return tuple(field.name for field in fields(schema) if role in field.metadata["roles"])
 
 
 @remembered
 def beside() -> frozenset[str]:
-    """The keys and groups that are no part of a cell's identity, without the keys within groups."""
+    """Return the keys and groups outside of cells' identities, without keys within groups."""
     return frozenset(name for name in keys(Role.beside) if "." not in name)
 
 
 @remembered
 def without(role: Role) -> frozenset[str]:
-    """The keys that are part of a cell's identity and do not have this role."""
+    """Return the keys that are part of a cell's identity and do not have this role."""
     return frozenset(
-        name for name, roles in _declared().items() if Role.identity in roles and role not in roles
+        name
+        for name, roles in _roles_of_keys().items()
+        if Role.identity in roles and role not in roles
     )
 
 
@@ -181,22 +182,26 @@ def without(role: Role) -> frozenset[str]:
 
 
 def without_older(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings ("group.key" to value) without older keys that say what all runs do now."""
-    return {key: value for key, value in settings.items() if not _is_as_now(key, value)}
+    """Return settings ("group.key" to value) without older keys that all runs now agree on."""
+    return {
+        key: value for key, value in settings.items() if not _describes_current_runs(key, value)
+    }
 
 
 def nested_without_older(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration, as records have it, without such keys."""
-    kept = dict(config)
-    for group, own in config.items():
-        if isinstance(own, dict):
-            kept[group] = {
-                key: value for key, value in own.items() if not _is_as_now(f"{group}.{key}", value)
+    """Return a nested configuration, as in records, without such keys."""
+    remaining = dict(config)
+    for group, value in config.items():
+        if isinstance(value, dict):
+            remaining[group] = {
+                key: value
+                for key, value in value.items()
+                if not _describes_current_runs(f"{group}.{key}", value)
             }
-    return kept
+    return remaining
 
 
-def _is_as_now(name: str, value: Any) -> bool:
+def _describes_current_runs(name: str, value: Any) -> bool:
     return name in OLDER and value is not None and value == OLDER[name].as_now
 
 
@@ -204,107 +209,107 @@ def _is_as_now(name: str, value: Any) -> bool:
 
 
 def key_of(column: str) -> str:
-    """The key of a column of runs: an axis has dropped its group,
-    so "image_size" is "dataset.image_size".
+    """Return the key of a column of runs. Axes are shown without their group: "image_size" is
+    "dataset.image_size".
     """
     return _axes().get(column) or column.removeprefix(CONFIG)
 
 
 def column_of(key: str) -> str:
-    """The column of a key: of an axis its last word."""
+    """Return the column of a key: for an axis, its last word."""
     last = key.rpartition(".")[2]
     return last if _axes().get(last) == key else key
 
 
 @cache
 def _axes() -> dict[str, str]:
-    """The keys of axes by their columns."""
+    """Map the columns of axes to their keys."""
     return {key.rpartition(".")[2]: key for key in chain.from_iterable(AXES.values())}
 
 
-# ---- what else entries declare
+# ---- other attributes of entries
 
 
 @remembered
 def since() -> dict[str, list[tuple[str, Any]]]:
-    """The keys that came later. With each the keys that were there before, one for each schema that
-    it came to, and the value of what earlier runs did.
+    """Return the keys that were added later.
+
+    Each comes with a list: for each schema, an older key, and the value that describes what runs
+    did before.
     """
-    found: dict[str, list[tuple[str, Any]]] = {}
-    for name, own in _entries().items():
+    older_keys: dict[str, list[tuple[str, Any]]] = {}
+    for name, own_entries in _entries().items():
         group, dot, _ = name.rpartition(".")
-        for entry in own:
-            given = entry.metadata.get("since")
-            if given is None:
+        for entry in own_entries:
+            since = entry.metadata.get("since")
+            if since is None:
                 continue
-            before, value = given
-            known = found.setdefault(name, [])
-            if (f"{group}{dot}{before}", value) not in known:
-                known.append((f"{group}{dot}{before}", value))
-    return found
+            older_key, value = since
+            pairs = older_keys.setdefault(name, [])
+            if (f"{group}{dot}{older_key}", value) not in pairs:
+                pairs.append((f"{group}{dot}{older_key}", value))
+    return older_keys
 
 
 def switches(schema: type) -> dict[str, str]:
-    """The key of a schema that the name of a group sets by
-    itself: `predict=true` is `predict.enabled=true`.
+    """Map groups of a schema to the key that the group's name sets: `predict=true` sets
+    `predict.enabled=true`.
     """
     keys = {field.name: field.metadata.get("switch") for field in fields(schema)}
     return {name: f"{name}.{key}" for name, key in keys.items() if key is not None}
 
 
 def called_elsewhere(schema: type) -> dict[str, str]:
-    """What other programs call the keys of a schema, and the key of each name."""
-    found = dict[str, str]()
-    for key, own in OF_OTHERS.items():
-        found |= dict.fromkeys(own.also, key)
+    """Map other programs' names of keys to the keys of a schema."""
+    key_of_name = dict[str, str]()
+    for key, other_names in OF_OTHERS.items():
+        key_of_name |= dict.fromkeys(other_names.also, key)
     for entry in entries(schema):
         for name in entry.metadata.get("also", ()):
-            found.setdefault(name, entry.name)
-    return found
+            key_of_name.setdefault(name, entry.name)
+    return key_of_name
 
 
 def meant_values(schema: type) -> dict[str, dict[str, str]]:
-    """By key of a schema, what other programs call its values, and the value here."""
-    found = {key: dict(own.means) for key, own in OF_OTHERS.items()}
+    """Map keys of a schema to other programs' names of their values, with the values here."""
+    values_of_key = {key: dict(other_names.means) for key, other_names in OF_OTHERS.items()}
     for entry in entries(schema):
-        found.setdefault(entry.name, {}).update(entry.metadata.get("means", {}))
-    return found
+        values_of_key.setdefault(entry.name, {}).update(entry.metadata.get("means", {}))
+    return values_of_key
 
 
 def power(name: str) -> float | None:
-    """The exponent with which a step computes in proportion to a key; None where it does not."""
-    return _given("power").get(name)
+    """Return the power of a key to which the computation of a step is proportional, or None."""
+    return _first_attributes("power").get(name)
 
 
 def shown() -> list[str]:
-    """The columns that the subtitle of a figure names, in its order."""
-    return [column_of(name) for name in sorted(_given("shown"), key=place)]
+    """Return the columns that the subtitle of a figure shows, in order."""
+    return [column_of(name) for name in sorted(_first_attributes("shown"), key=place)]
 
 
 def place(name: str) -> float:
-    """The place of a key among those that a subtitle names;
-    behind them all where it is not one of them.
-    """
-    return _given("shown").get(name, math.inf)
+    """Return the position of a key in subtitles; infinity if it is not shown there."""
+    return _first_attributes("shown").get(name, math.inf)
 
 
 def title(column: str) -> str | None:
-    """What figures call a key, where that is not its name."""
-    return _given("title").get(key_of(column))
+    """Return a key's name in figures if it differs from the key's name."""
+    return _first_attributes("title").get(key_of(column))
 
 
 def tries(kind: str, phase: str) -> list[str]:
-    """The keys to try next in runs of a kind whose steps spend most of their time in a phase."""
-    found: dict[str, int] = {}
-    for name, given in values_to_try(kind).items():
-        if phase in given.phases:
-            found[name] = given.phases.index(phase)
-    return sorted(found, key=lambda name: found[name])
+    """Return the keys to try next in runs of a kind that spend most of each step in a phase."""
+    rank_of_key: dict[str, int] = {}
+    for name, values in values_to_try(kind).items():
+        if phase in values.phases:
+            rank_of_key[name] = values.phases.index(phase)
+    return sorted(rank_of_key, key=lambda name: rank_of_key[name])
 
 
 @remembered
 def values_to_try(kind: str) -> dict[str, Tries]:
-    """What to try of each key of a kind of runs."""
+    """Return the values to try, by key, for a kind of runs."""
     (schema,) = (schema for schema in SCHEMAS if schema.kind == kind)
     return {
         field.name: field.metadata["tries"]
@@ -314,11 +319,11 @@ def values_to_try(kind: str) -> dict[str, Tries]:
 
 
 @remembered
-def _given(attribute: str) -> dict[str, Any]:
-    """The keys whose entries have an attribute, with the first that it has."""
-    found: dict[str, Any] = {}
-    for name, own in _entries().items():
-        for entry in own:
+def _first_attributes(attribute: str) -> dict[str, Any]:
+    """Return the first value of an attribute for each key whose entries have it."""
+    attributes: dict[str, Any] = {}
+    for name, own_entries in _entries().items():
+        for entry in own_entries:
             if entry.metadata.get(attribute) is not None:
-                found.setdefault(name, entry.metadata[attribute])
-    return found
+                attributes.setdefault(name, entry.metadata[attribute])
+    return attributes

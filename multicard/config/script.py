@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-# OmegaConf reads Optional[...] on every Python that it supports
+# OmegaConf supports Optional[...] in every Python version.
 from typing import Any, ClassVar, Optional
 
 from multicard.config.base import ProfileName, RunConfig, WindowConfig
@@ -11,61 +11,61 @@ from multicard.config.keys import key
 from multicard.config.roles import Role
 from multicard.messages import Refusal
 
-STYLE = "style"  # the key of `args` that says how the others reach the script
+STYLE = "style"  # The key of `args` that says how the other keys are passed to the script.
 
 
 Style = StrEnum("Style", ["argparse", "equals", "hydra", "env"])
 
 
 class ScriptLaunch(StrEnum):
-    """What starts a script on one GPU."""
+    """The program that starts a script on one GPU."""
 
     torchrun = "torchrun"
     python = "python"
 
 
-AXES = ("script", "words", "gpus", "nodes", "scale")  # of a run's record, in the order of tables
+AXES = ("script", "words", "gpus", "nodes", "scale")  # Axes of a run's record, in order of tables.
 
 
 @dataclass
 class ScriptConfig(RunConfig):
-    """The configuration of `measure_script.py`, once composed."""
+    """The composed configuration of `measure_script.py`."""
 
     kind: ClassVar[str] = "script"
 
     script: str = key(
         "",
-        "the PyTorch script, relative to where the command is typed; started as by torchrun",
+        "PyTorch script, relative to the working folder; it is started as by torchrun",
         Role.identity | Role.work | Role.content | Role.learning | Role.memory | Role.speed,
         also=("file", "main", "program", "entrypoint"),
     )
     args: dict[str, Any] = key(
         lambda: {STYLE: str(Style.argparse)},
         "args.lr=0.1 becomes --lr 0.1, true a flag, false and null nothing, a list several values; "
-        "args.style: equals (--lr=0.1), hydra (lr=0.1), env (variable LR)",
+        "args.style: equals (--lr=0.1), hydra (lr=0.1) or env (variable LR)",
         Role.identity | Role.learning | Role.memory | Role.speed,
     )
     words: list[str] = key(
         list,
-        "words between the script and its args, as they are: subcommands, positionals, flags",
+        "words between the script and its args, unchanged: subcommands, positionals, flags",
         Role.identity | Role.learning | Role.memory | Role.speed,
     )
     launch: ScriptLaunch = key(
         ScriptLaunch.torchrun,
-        "how a script on one GPU is started: torchrun sets RANK and the like; python does not, "
-        "for scripts that take them for several GPUs",
+        "how a script on one GPU is started: torchrun sets RANK and others; python does not, for "
+        "scripts that take these for a sign of several GPUs",
         Role.identity | Role.speed,
         since=("words", ScriptLaunch.torchrun),
     )
     steps: Optional[int] = key(
         None,
-        "end the script after so many optimiser steps; null: at its own end",
+        "end the script after this many optimiser steps; null: let it end by itself",
         Role.identity | Role.work | Role.length | Role.part | Role.learning | Role.trial,
         least=1,
     )
     warmup_steps: int = key(
         5,
-        "first steps that step_s and samples_per_s leave out; they are recorded and marked",
+        "number of first steps that step_s and samples_per_s leave out; records mark them",
         Role.identity,
         least=0,
     )
@@ -82,8 +82,8 @@ class ScriptConfig(RunConfig):
         if style not in styles:
             raise Refusal(
                 "config.script-style",
-                f"args.style={style}: choose one of {', '.join(styles)}; `words=[WORD,...]` takes"
-                " any others",
+                f"args.style={style}: choose one of {', '.join(styles)}; for other forms, use"
+                " `words=[WORD,...]`",
                 key="args.style",
                 value=style,
                 choices=styles,
@@ -91,7 +91,7 @@ class ScriptConfig(RunConfig):
         if self.diagnose:
             raise Refusal(
                 "config.script-diagnose",
-                "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s have"
+                "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s show"
                 " its data and time; use `profile=kineto profile.window=start`",
                 key="diagnose",
             )
@@ -99,7 +99,7 @@ class ScriptConfig(RunConfig):
         if self.profile.name is not ProfileName.none and not from_start:
             raise Refusal(
                 "config.script-window",
-                "profile.window=after: a script takes no steps after its own; use"
+                "profile.window=after: a script takes no further steps after its end; use"
                 " `profile.window=start`",
                 key="profile.window",
             )
@@ -115,7 +115,7 @@ class ScriptConfig(RunConfig):
         if figure == "images_per_s":
             raise Refusal(
                 "config.script-race-figure",
-                "race=images_per_s: a script tells no images; use `race=samples_per_s` or"
+                "race=images_per_s: a script does not report images; use `race=samples_per_s` or"
                 " `race=tokens_per_s`",
                 key="race",
             )

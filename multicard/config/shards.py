@@ -1,30 +1,30 @@
-"""Files of a data set that are numbered as its shards, as train-00000-of-00002.parquet,
-and those that are missing.
+"""Finds missing files of a data set that is stored as numbered shards.
+
+Shards have names such as train-00000-of-00002.parquet.
 """
 
 import re
 from collections.abc import Iterable
 
-# As `datasets` and others write them: a hash may follow, which is another one in each file
+# The form that `datasets` and other programs write. A hash may follow, which differs by file.
 SHARD = re.compile(
     r"(?P<head>.*)-(?P<number>\d{4,})-of-(?P<total>\d{4,})(?:-[0-9a-f]+)?(?P<ending>\.[^/]*)?"
 )
-MOST = 100_000  # shards of one name; a larger number is no count of files
+MOST = 100_000  # A larger total is not taken for a number of shards.
 
 
 def missing_shards(names: Iterable[str]) -> list[str]:
-    """The shards that are absent beside those of these files that are numbered, in order,
-    without a hash.
+    """Return the names of the shards that are absent, in order, without hashes.
 
     Args:
-        names: of the files of one folder, without the folder.
+        names: the names of the files in one folder, without the folder.
     """
     present: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
-        found = SHARD.fullmatch(name)
-        if found is not None:
-            of = (found["head"], found["total"], found["ending"] or "")
-            present.setdefault(of, set()).add(int(found["number"]))
+        match = SHARD.fullmatch(name)
+        if match is not None:
+            group = (match["head"], match["total"], match["ending"] or "")
+            present.setdefault(group, set()).add(int(match["number"]))
     missing = []
     for (head, total, ending), numbers in sorted(present.items()):
         if int(total) <= MOST:

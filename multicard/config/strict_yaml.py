@@ -1,5 +1,6 @@
-"""YAML that others may have written: plain values, each key once,
-neither nested beyond reason nor an alias bomb.
+"""Reads YAML from untrusted files: plain values, no duplicate keys, limited depth and size.
+
+The limits also stop alias bombs.
 """
 
 from pathlib import Path
@@ -9,12 +10,12 @@ import yaml
 
 from multicard.messages import Message, Refusal
 
-# of a file; values behind an alias count each time
+# The most values in a file. Values behind an alias count each time.
 MOST_VALUES = 100_000
 DEEPEST = 100
 
 
-# the former where PyYAML was built with libyaml
+# CSafeLoader exists if PyYAML was built with libyaml.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -32,11 +33,11 @@ class _Loader(_Base):
 
 
 def read(path: Path) -> Any:
-    """The content of a file.
+    """Return the content of a file.
 
     Raises:
-        OSError: it cannot be read.
-        Refusal: it is no plain YAML; says why, and where.
+        OSError: the file cannot be read.
+        Refusal: the file is not plain YAML; the message says why, and in which line.
     """
     try:
         text = path.read_text()
@@ -53,9 +54,9 @@ def read(path: Path) -> Any:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what would take ages to walk through, or too much of the stack, before it is built."""
+    """Refuse content that is too large or too deep, before it is built in memory."""
     anchored = dict[str | None, int]()
-    counts = [("", 0)]  # of what is open: its anchor, and the values in it so far
+    counts = [("", 0)]  # For each open collection: its anchor, and the number of values so far.
     for event in yaml.parse(text, _Loader):
         anchor, count = counts[-1]
         if isinstance(event, yaml.CollectionStartEvent):
@@ -68,7 +69,7 @@ def _check_size(text: str) -> None:
             anchored[event.anchor] = 1
             counts[-1] = anchor, count + 1
         elif isinstance(event, yaml.AliasEvent):
-            # all of them where it holds itself
+            # An alias to a collection that contains it counts as infinitely many values.
             counts[-1] = anchor, count + anchored.get(event.anchor, MOST_VALUES)
         if len(counts) > DEEPEST:
             problem = Message("yaml.too-deep", f"is nested more than {DEEPEST} deep", most=DEEPEST)
@@ -76,7 +77,7 @@ def _check_size(text: str) -> None:
         if counts[-1][1] > MOST_VALUES:
             problem = Message(
                 "yaml.too-many-values",
-                f"has more than {MOST_VALUES:,} values, those behind aliases counted each time",
+                f"has more than {MOST_VALUES:,} values; values behind aliases count each time",
                 most=MOST_VALUES,
             )
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)

@@ -1,10 +1,11 @@
-"""Options of sweeps beyond their axes: repetition,
-predictions with the probes that feed them, and races.
+"""Options of sweeps: repetition, predictions with the probes that they need, and races.
 
-Hydra takes no `repeat.error` beside `repeat=3`: a key is either a value or a group. So the others
-are `repeat_...`, and `predict=true`, `probe=true` and `race=images_per_s` are read as
-`predict.enabled=true`, `probe.enabled=true` and `race.figure=images_per_s`
-(`multicard.cli.command_line`). No key of this file changes what is measured.
+No key of this file changes what is measured.
+
+Hydra does not allow `repeat.error` next to `repeat=3`: a key is either a value or a group.
+Therefore, the other keys of repetition are called `repeat_...`. `predict=true`, `probe=true` and
+`race=images_per_s` are read as `predict.enabled=true`, `probe.enabled=true` and
+`race.figure=images_per_s` (`multicard.cli.command_line`).
 """
 
 import re
@@ -18,11 +19,11 @@ from multicard.config.roles import Role
 from multicard.messages import Refusal
 
 AUTO = "auto"
-LEAST_AUTO = 2  # one run does not show how runs differ
-# values of `order`, beside a seed
+LEAST_AUTO = 2  # A single run does not show how runs differ.
+# Values of `order` other than a seed.
 SHUFFLED = "shuffled"
 TYPED = "typed"
-RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # figures of a race, as they are typed
+RACED = ("images_per_s", "samples_per_s", "tokens_per_s")  # Figures that a race can compare.
 UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 
 
@@ -30,36 +31,37 @@ UNITS = {"MB": 10**6, "MiB": 2**20, "GB": 10**9, "GiB": 2**30}
 class RepeatedConfig(JobConfig):
     repeat: str = key(
         "1",
-        "sweeps: number of runs of each cell, by turns; auto: until it is sure enough",
+        "sweeps: number of runs of each cell, in alternation; auto: until it is precise enough",
         Role.beside | Role.sweeps | Role.one_value | Role.planned,
     )
     repeat_error: str = key(
         "1%",
-        "repeat=auto: half width of the mean step's interval that is sure enough",
+        "repeat=auto: half width of the mean step's interval that is precise enough",
         Role.beside | Role.sweeps | Role.one_value,
     )
     repeat_max: int = key(
         10,
-        "repeat=auto: most runs of a cell",
+        "repeat=auto: maximum number of runs of a cell",
         Role.beside | Role.sweeps | Role.one_value,
         least=LEAST_AUTO,
     )
     repeat_disturbed: int = key(
         2,
-        "repeat=N: measure a disturbed run once more, at most so often",
+        "repeat=N: how often a disturbed run is measured again, at most",
         Role.beside | Role.sweeps | Role.one_value,
         least=0,
     )
     repetition: int = key(
         1,
-        "which of its repetitions a run is, from 1; repeat sets it",
+        "number of a run among its repetitions, from 1; set by repeat",
         Role.beside | Role.repetition | Role.planned,
         least=1,
+        is_internal=True,
     )
     order: str = key(
         SHUFFLED,
-        "sweeps: order of the cells of a round: shuffled by a seed, which is recorded; typed; or"
-        " that seed",
+        "sweeps: order of the cells in a round: shuffled by a seed, which is recorded; typed: as"
+        " given; or a seed",
         Role.beside | Role.sweeps | Role.one_value,
     )
 
@@ -69,7 +71,7 @@ class RepeatedConfig(JobConfig):
 
 
 def check_repetition(config: Any) -> None:
-    """Refuse bad values of `repeat`, `repeat_error`, `repeat_max` and `order`."""
+    """Refuse invalid values of `repeat`, `repeat_error`, `repeat_max` and `order`."""
     repeat = config.repeat
     most = config.repeat_max
     if repeat != AUTO and repeats(repeat) < 1:
@@ -99,17 +101,17 @@ def check_repetition(config: Any) -> None:
 
 
 def repeats(repeat: str) -> int:
-    """How many times `repeat` has a cell measured; 0 where that is no number."""
+    """Return how many runs of a cell `repeat` asks for; 0 if it is not a number."""
     return int(repeat) if is_whole(repeat) else 0
 
 
 def is_whole(text: str) -> bool:
-    """True for digits alone."""
+    """True if the text consists of digits."""
     return text.isascii() and text.isdigit()
 
 
 def share(percent: str) -> float:
-    """ "1%" or "0.01" as 0.01; 0 where it is neither."""
+    """Convert "1%" or "0.01" to 0.01; other texts to 0."""
     number, sign, rest = percent.strip().partition("%")
     try:
         return 0.0 if rest else float(number) / (100 if sign else 1)
@@ -118,7 +120,7 @@ def share(percent: str) -> float:
 
 
 def check_share(name: str, percent: str) -> None:
-    """Refuse the value of a key that is no share between nothing and all."""
+    """Refuse the value of a key if it is not a share between 0 and 1."""
     if not 0 < share(percent) < 1:
         raise Refusal(
             "config.share",
@@ -135,17 +137,17 @@ Fit = StrEnum("Fit", ["warn", "refuse", "off"])
 class PredictConfig:
     enabled: bool = key(
         False,
-        "predict=true: say what runs would take (memory, time, energy), and start none",
+        "predict=true: print what runs would take (memory, time, energy), and start none",
         Role.beside | Role.forecast | Role.one_value,
     )
     gpu: Optional[str] = key(
         None,
-        "predict for this GPU, as h100-94gb; null is the machine's own",
+        "predict for this GPU, as h100-94gb; null: the GPU of this machine",
         Role.beside | Role.forecast | Role.one_value,
     )
     memory: Optional[str] = key(
         None,
-        "predict for a GPU with so much memory, as 80GB or 80GiB",
+        "predict for a GPU with this much memory, as 80GB or 80GiB",
         Role.beside | Role.forecast | Role.one_value,
     )
 
@@ -165,17 +167,18 @@ class ProbeConfig:
 
     enabled: bool = key(
         False,
-        "probe=true: train until the mean step is known; feeds predictions, is no result",
+        "probe=true: train until the mean step is known, for predictions; does not count as a"
+        " result",
         Role.beside | Role.forecast | Role.one_value,
     )
     error: str = key(
         "1%",
-        "probe=true: known is a mean step with a 95% interval of so much to either side",
+        "probe=true: half width of the mean step's 95% interval at which it counts as known",
         Role.beside | Role.forecast,
     )
     seconds: float = key(
         60.0,
-        "probe=true: train no longer than so many seconds, known or not",
+        "probe=true: train at most this many seconds, even if the mean step is not known",
         Role.beside | Role.forecast,
         above=0,
     )
@@ -185,36 +188,36 @@ class ProbeConfig:
 
 
 def starts_nothing(config: Any) -> bool:
-    """True for a command that only prints what it would do, or what that would take."""
+    """True for a command that only prints what it would do, or what this would take."""
     return config.dry_run or config.predict.enabled
 
 
 def is_elsewhere(config: Any) -> bool:
-    """True for a prediction for another GPU than this machine's."""
+    """True for a prediction for another GPU than that of this machine."""
     return config.predict.gpu is not None or config.predict.memory is not None
 
 
 def memory_bytes(text: str) -> int:
-    """ "80GB" or "80GiB" in bytes; 0 for other words."""
+    """Convert "80GB" or "80GiB" to bytes; other texts to 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MG]i?B)", text.strip())
     return round(float(match[1]) * UNITS[match[2]]) if match else 0
 
 
 @dataclass
 class RaceConfig:
-    """A race: the best of a sweep's cells by one figure,
-    for a part of the time that all of them take.
+    """A race, which finds the best of a sweep's cells by one figure in a fraction of the time that
+    all cells would take.
     """
 
     figure: Optional[str] = key(
         None,
-        "race=FIGURE: find the best of a sweep's cells by it, without measuring them all:"
-        f" {', '.join(RACED)}",
+        "race=FIGURE: find the best of a sweep's cells by this figure, without measuring all in"
+        f" full: {', '.join(RACED)}",
         Role.beside | Role.sweeps | Role.one_value,
     )
     confidence: float = key(
         0.95,
-        "race: probability, over the whole race, that no cell that drops out is the best",
+        "race: probability, over the whole race, that the best cell is not dropped",
         Role.beside | Role.sweeps | Role.one_value,
     )
     tolerance: str = key(
@@ -224,7 +227,7 @@ class RaceConfig:
     )
     block: float = key(
         5.0,
-        "race: seconds of training that a cell is given at a time",
+        "race: seconds that a cell trains before the next one takes its turn",
         Role.beside | Role.sweeps | Role.one_value,
         above=0,
     )
@@ -251,8 +254,7 @@ class RaceConfig:
 
 
 def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
-    """Refuse a sweep that cannot be raced, before its cells
-    are composed: else each would be refused.
+    """Refuse a sweep that cannot be raced. Before its cells are composed, one refusal is enough.
 
     Args:
         batch_size: `hydra.sweeper.max_batch_size`.
@@ -284,7 +286,7 @@ def refuse_race(config: Any, on_slurm: bool, batch_size: int | None) -> None:
     if config.probe.enabled:
         raise Refusal(
             "config.race-probe",
-            f"{race}: its cells are probes by themselves; leave out probe=true",
+            f"{race}: its cells already are probes; leave out probe=true",
             key="race",
         )
     check_raced_run(config)
@@ -322,5 +324,5 @@ def check_raced_run(config: Any) -> None:
 
 
 def pauses(config: Any) -> bool:
-    """True for a cell of a race, which trains and pauses by turns as it is told."""
+    """True for a cell of a race, which alternately trains and pauses when it is told to."""
     return config.race.figure is not None and config.probe.enabled

@@ -1,13 +1,13 @@
 """The schema of `train_vision.py`.
 
-It includes the schemas of options; the objects of `multicard.vision` (`STRATEGIES`, `LOADERS`,
-`DATASETS`, `OPTIMIZERS`) say which option has which.
+It includes the schemas of options. The objects in `multicard.vision` (`STRATEGIES`, `LOADERS`,
+`DATASETS`, `OPTIMIZERS`) assign a schema to each option.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-# OmegaConf reads Optional[...] on every Python that it supports
+# OmegaConf supports Optional[...] in every Python version.
 from typing import ClassVar, Optional, Union
 
 from omegaconf import MISSING
@@ -31,7 +31,7 @@ class LayoutConfig(Group):
 
 @dataclass
 class StrategyConfig(GroupOption):
-    """The keys of every strategy; those with more extend it."""
+    """The keys of every strategy. Strategies with more keys extend it."""
 
 
 @dataclass
@@ -46,35 +46,35 @@ class DdpConfig(StrategyConfig):
     )
     gradient_as_bucket_view: bool = key(
         False,
-        "DDP: gradients share the memory of the buckets, which saves a copy",
+        "DDP: let gradients share the memory of the buckets, which saves a copy",
         Role.identity | Role.memory | Role.speed,
     )
     sync_batchnorm: bool = key(
         False,
-        "CUDA: BatchNorm statistics over all ranks instead of one",
+        "CUDA: compute BatchNorm statistics over all ranks instead of one",
         WAY_TO_TRAIN,
     )
 
 
 @dataclass
 class DpConfig(StrategyConfig):
-    """`DataParallel`, one process for all GPUs of the node, has no options."""
+    """`DataParallel` uses one process for all GPUs of the node. It has no options."""
 
 
 @dataclass
 class LoaderConfig(GroupOption):
-    """The keys of every loader; those with more extend it."""
+    """The keys of every loader. Loaders with more keys extend it."""
 
 
 @dataclass
 class WorkersConfig(LoaderConfig):
-    """The options of torch's `DataLoader`, with its own defaults but for `persistent_workers`."""
+    """The options of torch's `DataLoader`, with its defaults except for `persistent_workers`."""
 
     prefetch_factor: int = key(
-        2, "batches that each worker loads ahead", Role.identity | Role.speed, least=1
+        2, "number of batches that each worker loads ahead", Role.identity | Role.speed, least=1
     )
     persistent_workers: bool = key(
-        True, "keep the workers from epoch to epoch", Role.identity | Role.speed
+        True, "keep the workers alive from epoch to epoch", Role.identity | Role.speed
     )
 
 
@@ -82,7 +82,7 @@ class WorkersConfig(LoaderConfig):
 class BatchedConfig(LoaderConfig):
     ahead: int = key(
         2,
-        "batches that the threads make ahead of the step; host memory holds up to three more",
+        "batches that the threads prepare ahead of the step; host memory holds up to three more",
         Role.identity | Role.speed,
         least=1,
     )
@@ -92,7 +92,7 @@ class BatchedConfig(LoaderConfig):
 class DaliConfig(LoaderConfig):
     threads: Optional[int] = key(
         None,
-        "CPU threads of a pipeline; null is the rank's share of the cores",
+        "CPU threads of a pipeline; null: the rank's share of the cores",
         Role.identity | Role.speed,
         least=1,
     )
@@ -110,7 +110,7 @@ Freeze = StrEnum("Freeze", ["none", "backbone"])
 class ModelConfig(Group):
     name: str = key(
         MISSING,
-        "mobilenet_v2, or another classifier of torchvision or timm, as model=resnet50 sets it",
+        "mobilenet_v2, or another classifier of torchvision or timm, as in model=resnet50",
         Role.option,
     )
     width: float = key(
@@ -121,20 +121,20 @@ class ModelConfig(Group):
     )
     pointwise: Pointwise = key(
         Pointwise.convolution,
-        "1 x 1 convolutions: convolution, or linear with layout=nhwc",
+        "how 1 x 1 convolutions are computed: convolution, or linear with layout=nhwc",
         Role.identity | Role.memory | Role.speed,
         since=("width", "convolution"),
     )
     depthwise: Depthwise = key(
         Depthwise.convolution,
-        "3 x 3, 5 x 5 and 7 x 7 convolutions of each channel: convolution, or triton, kernels for"
-        " layout=nhwc on CUDA",
+        "how depthwise 3 x 3, 5 x 5 and 7 x 7 convolutions are computed: convolution, or triton"
+        " with layout=nhwc on CUDA",
         Role.identity | Role.memory | Role.speed,
         since=("width", "convolution"),
     )
     weights: str = key(
         "random",
-        "random, pretrained (torchvision's or timm's), or a file of them: .safetensors, .pth",
+        "random, pretrained (by torchvision or timm), or a file of weights: .safetensors, .pth",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("width", "random"),
         also=("pretrained",),
@@ -142,14 +142,14 @@ class ModelConfig(Group):
     )
     weights_from: Optional[str] = key(
         None,
-        "which weights of the file, where it holds several, as state_dict or state_dict_ema; null"
-        " takes averaged ones",
+        "which weights to take from a file with several, as state_dict or state_dict_ema; null:"
+        " averaged ones",
         Role.identity | Role.work | Role.learning | Role.speed,
         since=("width", None),
     )
     freeze: Freeze = key(
         Freeze.none,
-        "backbone: the last layer alone trains, and all else computes as in evaluation",
+        "backbone: only the last layer trains, and all others compute as in evaluation",
         Role.identity | Role.work | Role.learning | Role.memory | Role.speed,
         since=("width", "none"),
     )
@@ -158,15 +158,15 @@ class ModelConfig(Group):
         if not self.weights:
             raise Refusal(
                 "config.model-weights-empty",
-                "model.weights='': is no file; use `model.weights=random`,"
+                "model.weights='': is not a file; use `model.weights=random`,"
                 " `model.weights=pretrained` or `model.weights=FILE`",
                 key="model.weights",
             )
         if self.weights_from is not None and self.weights in ("random", "pretrained"):
             raise Refusal(
                 "config.model-weights-from",
-                f"model.weights_from={self.weights_from}: chooses among the weights of a file, and"
-                f" model.weights={self.weights} is none; use `model.weights=FILE`, or"
+                f"model.weights_from={self.weights_from}: chooses among the weights of a file, but"
+                f" model.weights={self.weights} is not a file; use `model.weights=FILE`, or"
                 " `model.weights_from=null`",
                 key="model.weights_from",
                 weights=self.weights,
@@ -176,7 +176,7 @@ class ModelConfig(Group):
         if self.width != 1:
             raise Refusal(
                 "config.model-width",
-                f"model.width={self.width}: only mobilenet_v2 has it; use `model.width=1`",
+                f"model.width={self.width}: only mobilenet_v2 has a width; use `model.width=1`",
                 key="model.width",
                 value=self.width,
                 model=self.name,
@@ -188,13 +188,13 @@ class OptimizerConfig(Group):
     name: str = option_name()
     weight_decay: float = key(
         0.0,
-        "factor of weight decay; decoupled with adamw",
+        "factor of weight decay, which is decoupled with adamw",
         Role.identity | Role.learning | Role.speed,
         least=0,
         also=("wd",),
     )
     fused: bool = key(
-        False, "one kernel for all parameters", Role.identity | Role.memory | Role.speed
+        False, "update all parameters with one kernel", Role.identity | Role.memory | Role.speed
     )
 
 
@@ -202,10 +202,12 @@ class OptimizerConfig(Group):
 class SgdConfig(OptimizerConfig):
     momentum: float = key(
         0.0,
-        "in [0, 1); schedule=onecycle takes it from 0.95 to 0.85 and back instead",
+        "momentum in [0, 1); schedule=onecycle instead moves it from 0.95 to 0.85 and back",
         WAY_TO_TRAIN,
     )
-    nesterov: bool = key(False, "Nesterov's momentum", Role.identity | Role.learning | Role.speed)
+    nesterov: bool = key(
+        False, "use Nesterov's momentum", Role.identity | Role.learning | Role.speed
+    )
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -227,12 +229,12 @@ class SgdConfig(OptimizerConfig):
 class AdamConfig(OptimizerConfig):
     betas: list[float] = key(
         lambda: [0.9, 0.999],
-        "decay rates of the two moments, in [0, 1); schedule=onecycle takes the first from 0.95 to"
+        "decay rates of the two moments, in [0, 1); schedule=onecycle moves the first from 0.95 to"
         " 0.85 and back",
         Role.identity | Role.learning,
     )
     eps: float = key(
-        1e-8, "added to the denominator of a step", Role.identity | Role.learning, above=0
+        1e-8, "added to the denominator of an update", Role.identity | Role.learning, above=0
     )
 
     def __post_init__(self) -> None:
@@ -246,7 +248,7 @@ class AdamConfig(OptimizerConfig):
             )
 
 
-# The axes of a run's record, in the order of tables
+# The axes of a run's record, in the order of tables.
 AXES = (
     "precision",
     "gpus",
@@ -267,7 +269,7 @@ AXES = (
 
 @dataclass
 class VisionConfig(TrainingConfig):
-    """The configuration of `train_vision.py`, once composed."""
+    """The composed configuration of `train_vision.py`."""
 
     kind: ClassVar[str] = "vision"
 
@@ -294,7 +296,7 @@ class VisionConfig(TrainingConfig):
     )
     strategy: StrategyConfig = key(
         MISSING,
-        "how ranks share the data and their gradients",
+        "how ranks share the data and exchange gradients",
         Role.identity | Role.learning | Role.memory | Role.speed | Role.titled | Role.defining,
         shown=9,
         title="data distribution",
@@ -303,7 +305,7 @@ class VisionConfig(TrainingConfig):
     )
     loader: LoaderConfig = key(
         MISSING,
-        "how batches are made and brought to the device",
+        "how batches are prepared and copied to the device",
         Role.identity | Role.memory | Role.speed | Role.titled | Role.defining,
         shown=10,
         tries=Tries(("torch", "device"), ("data", "h2d")),
@@ -321,7 +323,7 @@ class VisionConfig(TrainingConfig):
     )
     dataset: DatasetConfig = key(
         MISSING,
-        "what is trained on",
+        "data set of images to train on",
         Role.identity
         | Role.work
         | Role.content
@@ -350,7 +352,7 @@ class VisionConfig(TrainingConfig):
     )
     model: ModelConfig = key(
         MISSING,
-        "what is trained",
+        "image classifier to train",
         Role.identity
         | Role.work
         | Role.content
@@ -363,37 +365,36 @@ class VisionConfig(TrainingConfig):
     )
     optimizer: OptimizerConfig = key(
         MISSING,
-        "how weights are updated; sets lr too",
+        "how weights are updated; also sets lr",
         WAY_TO_TRAIN,
         also=("optim", "opt", "optimiser"),
     )
     schedule: Schedule = key(
         Schedule.onecycle,
-        "of the learning rate: onecycle, cosine or constant",
+        "schedule of the learning rate: onecycle, cosine or constant",
         Role.identity | Role.learning,
         also=("scheduler", "lr_scheduler", "lr_schedule", "sched"),
         means={"none": "constant", "cosine_annealing": "cosine"},
     )
     compile: Optional[Union[bool, str]] = key(
         False,
-        "torch.compile the model: true, or one of its modes, as reduce-overhead; null does so on"
-        " CUDA alone",
+        "torch.compile the model: true, or a mode such as reduce-overhead; null: only on CUDA",
         Role.identity | Role.speed,
         also=("torch_compile", "torchcompile"),
     )
     cudnn_benchmark: bool = key(
-        False, "let cuDNN try its convolutions and take the fastest", Role.identity | Role.speed
+        False, "let cuDNN choose its convolutions by timing them", Role.identity | Role.speed
     )
     warmup_steps: int = key(
         5,
-        "first steps that step_s and images_per_s leave out; they are recorded and marked",
+        "number of first steps that step_s and images_per_s leave out; records mark them",
         Role.identity,
         least=0,
     )
     num_workers: Optional[int] = key(
         None,
-        "loader workers per rank, which loader=batched has as threads and loader=torch as"
-        " processes; null takes none on CPU ranks, and min(8, cores / ranks) on CUDA",
+        "loader workers per rank: threads with loader=batched, processes with loader=torch; null: 0"
+        " on CPU ranks, and min(8, cores / ranks) on CUDA",
         Role.identity | Role.speed,
         least=0,
         tries=Tries(("1", "2", "4"), ("data",)),
@@ -401,15 +402,15 @@ class VisionConfig(TrainingConfig):
     )
     target_accuracy: Optional[float] = key(
         None,
-        "test accuracy, in (0, 1], to which the time is recorded; null: none",
+        "record the time until the test accuracy reaches this value, in (0, 1]; null: none",
         Role.identity | Role.work,
     )
     stop_at_target: bool = key(
-        False, "stop when target_accuracy is reached", Role.identity | Role.work | Role.learning
+        False, "stop once target_accuracy is reached", Role.identity | Role.work | Role.learning
     )
     save: Save = key(
         Save.none,
-        "what is kept of the training: model, its weights, in the run's folder; or none",
+        "what to keep in the run's folder: model (its weights) or none",
         Role.beside,
     )
 
@@ -419,7 +420,7 @@ class VisionConfig(TrainingConfig):
 
     @property
     def rank_batch_size(self) -> int:
-        """The images that a rank loads for a step: `batch_size` for each of its GPUs."""
+        """The number of images that a rank loads for a step: `batch_size` for each of its GPUs."""
         return self.batch_size * self.gpus // self.processes
 
     def __post_init__(self) -> None:
@@ -429,7 +430,7 @@ class VisionConfig(TrainingConfig):
         if self.model.pointwise is Pointwise.linear and self.layout.name is not LayoutName.nhwc:
             raise Refusal(
                 "config.pointwise-layout",
-                "model.pointwise=linear: reads the channels of NHWC images as a matrix; use"
+                "model.pointwise=linear: treats the channels of NHWC images as a matrix; use"
                 " `layout=nhwc` or `model.pointwise=convolution`",
                 key="model.pointwise",
             )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-# OmegaConf reads Optional[...] on every Python that it supports
+# OmegaConf supports Optional[...] in every Python version.
 from typing import Optional
 
 from omegaconf import MISSING
@@ -17,12 +17,12 @@ CacheMode = StrEnum("CacheMode", ["mmap", "process", "none"])
 
 @dataclass
 class DatasetConfig(Group):
-    """Keys of every data set."""
+    """The keys of every data set."""
 
     name: str = option_name()
     image_size: int = key(
         MISSING,
-        "side of the square images that are trained on, in pixels",
+        "side of the square images to train on, in pixels",
         Role.identity | Role.work | Role.learning | Role.memory | Role.speed | Role.titled,
         power=2.0,
         shown=1,
@@ -31,37 +31,37 @@ class DatasetConfig(Group):
     )
     train_limit: Optional[int] = key(
         None,
-        "train on so many images; null: all",
+        "number of images to train on; null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         least=1,
         also=("max_train_samples",),
     )
     test_limit: Optional[int] = key(
         None,
-        "evaluate on so many images; null: all",
+        "number of images to evaluate on; null: all",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         least=1,
         also=("max_eval_samples",),
     )
     mean: list[float] = key(
         MISSING,
-        "of the channels R, G, B, with values in 0..1; subtracted from each image",
+        "means of the channels R, G, B, in 0..1, which are subtracted from each image",
         Role.identity | Role.work | Role.learning,
     )
     std: list[float] = key(
         MISSING,
-        "of the channels R, G, B; each image is divided by it",
+        "standard deviations of the channels R, G, B, by which each image is divided",
         Role.identity | Role.work | Role.learning,
     )
     augment: bool = key(
         False,
-        "augment training images, by dataset.crop and dataset.flip",
+        "augment training images, according to dataset.crop and dataset.flip",
         Role.identity | Role.work | Role.learning | Role.speed,
         also=("augmentation", "aug"),
     )
     crop: float = key(
         0.875,
-        "augment: train on a random window of this share of the sides, in (0, 1]",
+        "augment: train on a random window with this share of the sides, in (0, 1]",
         Role.identity | Role.work | Role.learning | Role.speed,
     )
     flip: bool = key(
@@ -71,7 +71,7 @@ class DatasetConfig(Group):
     )
     device_budget_bytes: Optional[int] = key(
         None,
-        "loader=device: a larger data set crosses batch by batch; null is a quarter of the free"
+        "loader=device: a larger data set is copied batch by batch; null: a quarter of the free"
         " memory",
         Role.identity | Role.memory | Role.speed,
         least=0,
@@ -106,14 +106,14 @@ class DatasetConfig(Group):
         if not 0 < self.crop <= 1:
             raise Refusal(
                 "config.image-crop",
-                f"dataset.crop={self.crop}: is a share of an image's sides; give one in (0, 1]",
+                f"dataset.crop={self.crop}: is a share of an image's sides; give a value in (0, 1]",
                 key="dataset.crop",
                 value=self.crop,
             )
 
     @property
     def alike(self) -> bool:
-        """True if all channels are normalised alike: a grey image stays grey."""
+        """True if all channels are normalised in the same way, so that a grey image stays grey."""
         return len(set(self.mean)) == len(set(self.std)) == 1
 
 
@@ -121,62 +121,62 @@ class DatasetConfig(Group):
 class MnistConfig(DatasetConfig):
     root: str = key(
         MISSING,
-        "folder of the files of MNIST",
+        "folder with the files of MNIST",
         DATA_FILES,
     )
     download: bool = key(
         False,
-        "fetch the files into dataset.root where they are missing",
+        "download files that are missing in dataset.root",
         Role.identity | Role.place | Role.input | Role.content,
     )
 
 
-COLUMNS = ("image", "label", "split")  # what `dataset.columns` of images can name
+COLUMNS = ("image", "label", "split")  # The columns that `dataset.columns` can name for images.
 
 
 @dataclass
 class ImagesConfig(DatasetConfig):
     root: Optional[str] = key(
         None,
-        "folder of train/<class>/ and val/<class>/, of <class>/ alone, or of parquet files; or a"
-        " .csv or .parquet",
+        "folder with train/<class>/ and val/<class>/, with <class>/ only, or with parquet files; or"
+        " a .csv or .parquet file",
         DATA_FILES,
     )
     split: Optional[float] = key(
         None,
-        "share of each class to test on, in (0, 1), of images that are not split yet",
+        "share of each class to test on, in (0, 1), for images that are not split yet",
         Role.identity | Role.work | Role.length | Role.part | Role.learning,
         since=("skip_broken", None),
         also=("val_split", "validation_split", "test_split", "val_size", "test_size"),
     )
     parts: Optional[list[str]] = key(
         None,
-        "the parts to train and to test on, [TRAIN,TEST]; [] where folders are classes, whatever"
-        " their names; null finds parts by their names",
+        "the parts to train and to test on, [TRAIN,TEST]; []: folders are classes, whatever their"
+        " names; null: find parts by their names",
         Role.identity | Role.work | Role.content | Role.learning | Role.speed,
         since=("skip_broken", None),
     )
     columns: dict[str, Optional[str]] = key(
         dict,
-        "what a table's columns are called, as {image: img, label: fine_label}; {split: null} does"
-        " not split by one, {label: null} takes folders for the classes",
+        "names of a table's columns, as {image: img, label: fine_label}; {split: null}: no column"
+        " splits it; {label: null}: folders are the classes",
         Role.identity | Role.work | Role.input | Role.content | Role.learning | Role.speed,
         since=("skip_broken", {}),
     )
     cache: CacheMode = key(
         CacheMode.mmap,
-        "decode once: mmap into a file that all ranks share, process into float32 tensors of "
-        "each process (loader=torch); none decodes each time",
+        "decode once, into a file that all ranks share (mmap) or into float32 tensors of each "
+        "process (process, loader=torch); none: decode each time",
         Role.identity | Role.speed,
     )
     cache_dir: Optional[str] = key(
         None,
-        "folder of the cache; null is .multicard/ beside the images",
+        "folder of the cache; null: .multicard/ next to the images",
         Role.identity | Role.place | Role.input | Role.content | Role.speed,
     )
     skip_broken: bool = key(
         False,
-        "leave out, and count, images that cannot be decoded",
+        "leave out images that cannot be decoded, and count them",
         Role.identity | Role.work | Role.learning | Role.speed,
     )
 
@@ -185,8 +185,8 @@ class ImagesConfig(DatasetConfig):
         if self.skip_broken and self.cache is not CacheMode.mmap:
             raise Refusal(
                 "config.images-skip-broken",
-                f"dataset.skip_broken=true: does not go with dataset.cache={self.cache}: broken"
-                " images are found when the cache is built; use `dataset.cache=mmap`",
+                f"dataset.skip_broken=true: cannot be combined with dataset.cache={self.cache}:"
+                " broken images are found when the cache is built; use `dataset.cache=mmap`",
                 key="dataset.skip_broken",
                 cache=self.cache,
             )
@@ -201,18 +201,18 @@ class ImagesConfig(DatasetConfig):
             raise Refusal(
                 "config.images-parts",
                 f"dataset.parts=[{','.join(self.parts)}]: name one part to train on and another to"
-                " test on, as `dataset.parts=[train,test]`; none where folders are classes,"
+                " test on, as `dataset.parts=[train,test]`; if folders are classes, name none,"
                 " `dataset.parts=[]`",
                 key="dataset.parts",
                 value=self.parts,
             )
-        for name, theirs in self.columns.items():
-            if name in COLUMNS and (theirs is not None or name != "image"):
+        for name, column in self.columns.items():
+            if name in COLUMNS and (column is not None or name != "image"):
                 continue
             raise Refusal(
                 "config.images-columns",
-                f"dataset.columns.{name}={theirs or 'null'}: names no column that is read; name"
-                " those of image, label or split, as `'dataset.columns={label: LABEL}'`",
+                f"dataset.columns.{name}={column or 'null'}: is not a column that is read; name"
+                " image, label or split, as `'dataset.columns={label: LABEL}'`",
                 key="dataset.columns",
                 value=name,
                 known=COLUMNS,
@@ -220,7 +220,7 @@ class ImagesConfig(DatasetConfig):
         if self.columns.get("label", "") is None and len(self.columns) > 1:
             raise Refusal(
                 "config.images-label-null",
-                "dataset.columns.label=null: takes folders for the classes and reads no table; use"
+                "dataset.columns.label=null: makes folders the classes, and reads no table; use"
                 " `'dataset.columns={label: null}'` without other columns",
                 key="dataset.columns",
                 columns=self.columns,
@@ -228,7 +228,7 @@ class ImagesConfig(DatasetConfig):
         if self.split is not None and not 0 < self.split < 1:
             raise Refusal(
                 "config.images-split",
-                f"dataset.split={self.split}: is a share of each class; give one in (0, 1), as"
+                f"dataset.split={self.split}: is a share of each class; give a value in (0, 1), as"
                 " `dataset.split=0.2`",
                 key="dataset.split",
                 value=self.split,

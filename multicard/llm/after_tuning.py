@@ -198,6 +198,5 @@ def measure_ablations(
 
         ablations["half"] = time_halves
     # The recipes' loaders have no workers, so no batch is prepared in advance.
-    return diagnosis.measure_interleaved(
-        ablations, {}, rank, step_s, 0, lambda: probe.board.stop_at > 0
-    )
+    board = probe.progress.board
+    return diagnosis.measure_interleaved(ablations, {}, rank, step_s, 0, lambda: board.stop_at > 0)

@@ -20,9 +20,8 @@ from multicard.llm.tuning_report import TuningReport
 from multicard.measure import garbage, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
-from multicard.ranks.gates import Gate
 from multicard.ranks.process import Rank, as_on_rank_0
-from multicard.records.progress import Board
+from multicard.run.training_progress import TrainingProgress
 
 # A run has diverged if one of these figures is not finite.
 JUDGED_FIGURES = ("loss", "rewards/chosen", "rewards/rejected")
@@ -56,18 +55,14 @@ class Probe:
         self.ranges: Ranges | None = None
         ranges = Ranges(rank.device, nvtx=config.profile.name is ProfileName.nsys)
         self.window = TrainingWindow(config.profile, rank, report.folder, ranges)
-        self.board = Board(report.folder, rank.world_size)
-        self.probing: Gate | None = None
-        self.paused_s = 0.0  # The time of all pauses so far. No clock counts it.
+        self.progress = TrainingProgress(rank, report.folder, loss=lambda: self.loss)
         self.held_out = HeldOutEvaluations(config, report)
-        self.stopped = False
         self.pad_id = -1
         # Returns the optimizer's current learning rate.
         self.lr_now: Callable[[], float] = lambda: config.lr
         self.lr = float("nan")  # The learning rate of the current step.
-        self.steps_per_epoch = 0
         self.started_s = 0.0
-        self.steps = self.tokens = 0
+        self.steps_per_epoch = 0
         self.loss = float("nan")
         self.epoch = EpochMarks(config.gradient_accumulation_steps)
 
@@ -84,17 +79,18 @@ class Probe:
         epoch = self.epoch
         while True:
             if epoch.is_between_steps:
-                if epoch.counts and self.held_out.is_due(self.steps + 1):
+                next_step = self.progress.steps + 1
+                if epoch.counts and self.held_out.is_due(next_step):
                     self.window.pause()
-                    self._evaluate(self.steps + 1)
+                    self._evaluate(next_step)
                 self.window.step()
                 self.lr = self.lr_now()
             epoch.requested_s.append(self._clock_s())
-            if self.probing is not None and not epoch.counts:
-                self.probing.start_epoch()
+            if not epoch.counts:
+                self.progress.start_epoch()
             if epoch.counts and epoch.is_between_steps:
                 self._step_ended()
-                if self.stopped or self.held_out.is_at_target:
+                if self.progress.is_stopped or self.held_out.is_at_target:
                     return  # The engine takes this for the end of the epoch.
             batch = next(batches, None)
             if batch is None:
@@ -105,28 +101,17 @@ class Probe:
             yield self.to_device(batch)
 
     def _step_ended(self) -> None:
-        self.steps += 1
         self.epoch.steps += 1
-        garbage.step_ended(self.steps)
-        self.tokens += self.epoch.tokens_of_last_step
-        self._post_progress()
-        if self.probing is not None:
-            self.paused_s += self.probing.step_ended(self.steps)
-        self.stopped = self.board.stops(self.steps)
+        garbage.step_ended(self.progress.steps + 1)
+        self.progress.end_step(self.epoch.tokens_of_last_step)
 
     def _clock_s(self) -> float:
-        return timing.clock_s() - self.paused_s - self.held_out.lasted_s
-
-    def _post_progress(self, evaluating: bool = False) -> None:
-        total = self.config.epochs * self.steps_per_epoch
-        epoch = len(self.report.content.epochs)
-        self.board.post(
-            self.rank.rank, min(self.steps, total), total, self.tokens, epoch, self.loss, evaluating
-        )
+        return timing.clock_s() - self.progress.paused_s - self.held_out.lasted_s
 
     def _evaluate(self, step: int) -> None:
         """Measure the held-out loss after step `step` of the run, unless it is already known."""
-        self.held_out.evaluate(step, self.started_s + self.paused_s, self._post_progress)
+        since_s = self.started_s + self.progress.paused_s
+        self.held_out.evaluate(step, since_s, self.progress.post)
 
     def to_device(self, batch: Batch) -> Batch:
         """Return the batch, copied to the device if the batch is pinned."""
@@ -156,7 +141,8 @@ class Probe:
         self.window.open()
         self.started_s = timing.clock_s()
         self.report.mark_start(self.started_s)
-        self._post_progress()
+        self.progress.total = self.config.epochs * self.steps_per_epoch
+        self.progress.post()
 
     def end_epoch(self) -> None:
         """Write the epoch. The recipe has just taken its last step.
@@ -178,11 +164,12 @@ class Probe:
         # The engine may stop without asking for another batch. Then the last step ends here.
         if len(columns["step_s"]) > epoch.steps:
             self._step_ended()
-        self._evaluate(self.steps)
+        self._evaluate(self.progress.steps)
         since_start_s = ended_s - self.started_s + held_out.lasted_s
         if held_out.evaluator is not None:
             self.report.counters.read()
         self.report.add_epoch(columns, epoch.lasted_s(ended_s), since_start_s)
+        self.progress.epoch = len(self.report.content.epochs)
         last_figures = epoch.logged[-1] if epoch.logged else {}
         self.epoch = EpochMarks(epoch.per_step)
         diverged = not all(
@@ -193,7 +180,7 @@ class Probe:
             raise DivergenceError
         if held_out.is_at_target:
             raise TargetReachedError
-        if self.probing is not None and (self.probing.end_epoch() or self.stopped):
+        if self.progress.ends_with_epoch():
             raise ProbeEndedError
 
 

@@ -55,7 +55,6 @@ from multicard.llm.tuning_engine import TuningEngine
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import garbage, memory
 from multicard.messages import Message
-from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
 from multicard.records import run_folder
 from multicard.records.schema_parts import SavedModel
@@ -87,9 +86,11 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         probe.steps_per_epoch = engine.steps_per_epoch
         if engine.scheduler is not None:
             probe.lr_now = lambda: engine.scheduler.get_last_lr()[0]
-        if config.probe.enabled:
-            probe.probing = make_gate(probe)
-        elif torchtune_config.held_out_file(folder).exists():
+        # The host's clock suffices: recipes wait for the device each step.
+        clock = torch.device("cpu")
+        probe.progress.add_gate(config, clock, probe.steps_per_epoch, config.skip_steps)
+        has_held_out = torchtune_config.held_out_file(folder).exists()
+        if has_held_out and not config.probe.enabled:
             probe.held_out.evaluator = held_out_evaluator(engine, probe, cfg, traffic)
         report.add_model(engine.check_built() | {"vocabulary": cfg["model"]["vocab_size"]})
         if compiling.compiles(probe):
@@ -107,11 +108,11 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
         report.content.communication_bytes = traffic.rounded_counts()
         report.content.eight_bit_share = eight_bit_share(engine, config)
         report.update_peak()
-        if probe.probing is not None:
-            report.content.probe = probe.probing.result()
+        if probe.progress.gate is not None:
+            report.content.probe = probe.progress.gate.result()
         report.content.profile = probe.window.close() or report.content.profile
         report.write()
-        if config.save is not TuningSave.none and not probe.stopped:
+        if config.save is not TuningSave.none and not probe.progress.is_stopped:
             report.content.saved = save_tuned_weights(engine.trained, probe, cfg, has_completed)
             report.write()
         if has_completed and probe.held_out.evaluator is not None:
@@ -154,8 +155,7 @@ def train(engine: TuningEngine, probe: Probe) -> bool:
     epochs = sys.maxsize if pauses(probe.config) else probe.config.epochs
     garbage.begin()
     probe.start()
-    if probe.probing is not None:
-        probe.paused_s += probe.probing.begin()
+    probe.progress.begin()
     from_start = probe.window.recording
     with (
         after_tuning.named_phases(engine, probe, probe.window.ranges)
@@ -207,20 +207,6 @@ def eight_bit_share(engine: TuningEngine, config: LlmConfig) -> float | None:
 
     (optimizer,) = engine.optimizers
     return eight_bit.share_in_8_bits(optimizer)
-
-
-def make_gate(probe: Probe) -> Gate:
-    """Return the gate that ends a probe, or that pauses a cell of a race.
-
-    A race decides itself when its cells stop.
-    """
-    clock = torch.device("cpu")  # The host's clock suffices: recipes wait for the device each step.
-    config = probe.config
-    rank = probe.rank
-    steps = probe.steps_per_epoch
-    if not pauses(config):
-        return Probing(config, rank, clock, probe.board, steps)
-    return Pausing(rank, clock, probe.board, probe.report.folder, steps, config.skip_steps)
 
 
 def run_configuration(cfg: dict[str, Any], cache: Path) -> DictConfig:

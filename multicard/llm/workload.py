@@ -59,7 +59,7 @@ WORKLOAD = Workload(
     name="llm",
     entry="tune_llm.py",
     schema=LlmConfig,
-    # For each group, the schema of each option.
+    # no roles: for each group, the schema of each option.
     options={
         "method": {name: method.schema for name, method in methods.METHODS.items()},
         "template": dict.fromkeys(TEMPLATES, llm.TemplateConfig),

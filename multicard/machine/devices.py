@@ -1,8 +1,8 @@
-"""The GPUs that a process may use, by NVML's UUIDs, without starting CUDA on them.
+"""Find the GPUs that a process may use, by their UUIDs in NVML, without starting CUDA on them.
 
-CUDA counts GPUs by speed unless CUDA_DEVICE_ORDER says PCI_BUS_ID, NVML always by PCI bus. Of MIG
-instances CUDA shows a process one, whatever CUDA_VISIBLE_DEVICES names (NVIDIA's MIG User Guide,
-"CUDA Device Enumeration").
+NVML always orders GPUs by PCI bus. CUDA orders them by speed, unless CUDA_DEVICE_ORDER is
+PCI_BUS_ID. CUDA shows a process a single MIG instance, whatever CUDA_VISIBLE_DEVICES names
+(NVIDIA's MIG User Guide, "CUDA Device Enumeration").
 """
 
 import os
@@ -12,39 +12,40 @@ from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
-MIG = "MIG-"  # begins the UUID of a MIG instance
+MIG = "MIG-"  # The UUID of a MIG instance begins like this.
 
 
 def device_order() -> str:
-    """CUDA's order of GPUs: NVML's, unless the user chose another."""
+    """Return the order in which CUDA counts GPUs: NVML's order, unless the user chose another."""
     return os.environ.get(ORDER, "PCI_BUS_ID")
 
 
 def variables() -> dict[str, str]:
-    """The variables with which CUDA numbers the GPUs of a process as NVML does."""
+    """Return the environment variables with which CUDA numbers a process's GPUs as NVML does."""
     visible = visible_gpus()
-    # by name, as only then it is known which instance CUDA takes
+    # Naming one MIG instance decides which of several CUDA takes.
     instance = {VISIBLE: visible[0]} if visible and visible[0].startswith(MIG) else {}
     return {ORDER: device_order()} | instance
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that CUDA would show this process, by UUID: whole ones, or a single MIG instance."""
-    named = named_gpus()
-    if named and named[0].startswith(MIG):
-        return named[:1]
-    return [uuid for uuid in named if not uuid.startswith(MIG)]
+    """Return the UUIDs of the GPUs that CUDA shows this process: whole GPUs or one MIG instance."""
+    named_uuids = named_gpus()
+    if named_uuids and named_uuids[0].startswith(MIG):
+        return named_uuids[:1]
+    return [uuid for uuid in named_uuids if not uuid.startswith(MIG)]
 
 
 def named_gpus() -> list[str]:
-    """The GPUs and MIG instances that CUDA_VISIBLE_DEVICES names;
-    each of them alone would be visible to a process.
+    """Return the GPUs and MIG instances that CUDA_VISIBLE_DEVICES names.
+
+    Each of them would be visible to a process if it were named alone.
     """
     with nvml() as library:
         if library is None:
             return []
         numbers = range(ask(library, library.nvmlDeviceGetCount) or 0)
-        # None for a GPU that this process may not use, and CUDA does not count either
+        # The handle of a GPU that this process may not use is None. CUDA does not count it either.
         handles = [ask(library, library.nvmlDeviceGetHandleByIndex, index) for index in numbers]
         uuids = {
             ask(library, library.nvmlDeviceGetUUID, handle): handle for handle in handles if handle
@@ -53,12 +54,12 @@ def named_gpus() -> list[str]:
         chosen = select_visible(os.environ.get(VISIBLE), list(uuids))
         names = []
         for uuid in chosen:
-            names.extend(_instances(library, uuid, uuids.get(uuid)))
+            names.extend(_mig_instances(library, uuid, uuids.get(uuid)))
         return names
 
 
-def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
-    """The GPU's MIG instances; itself where it is not divided, or is an instance already."""
+def _mig_instances(library: Any, uuid: str, handle: Any) -> list[str]:
+    """Return a GPU's MIG instances. An undivided GPU, or an instance, gives its own UUID."""
     mode = None if handle is None else ask(library, library.nvmlDeviceGetMigMode, handle)
     if mode is None or mode[0] != library.NVML_DEVICE_MIG_ENABLE:
         return [uuid]
@@ -74,8 +75,9 @@ def _instances(library: Any, uuid: str, handle: Any) -> list[str]:
 
 
 def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
-    """The UUIDs that CUDA_VISIBLE_DEVICES names of those of all GPUs, in its order; as CUDA does,
-    the first wrong entry ends the list. A MIG instance (`MIG-...`) is taken as it is.
+    """Return the UUIDs that CUDA_VISIBLE_DEVICES selects, in its order.
+
+    As in CUDA, the first wrong entry ends the list. A MIG instance (`MIG-...`) is not checked.
     """
     if setting is None:
         return uuids
@@ -87,20 +89,23 @@ def select_visible(setting: str | None, uuids: list[str]) -> list[str]:
             uuid = entry
         else:
             matches = [
-                known for known in uuids if entry.startswith("GPU-") and known.startswith(entry)
+                full_uuid
+                for full_uuid in uuids
+                if entry.startswith("GPU-") and full_uuid.startswith(entry)
             ]
             if len(matches) != 1:
                 break
             uuid = matches[0]
         if uuid in chosen:
-            return []  # CUDA shows no device where one is named twice
+            return []  # If a device is named twice, CUDA shows none.
         chosen.append(uuid)
     return chosen
 
 
 def used_gpu(device: Any) -> str | None:
-    """The UUID of the GPU behind torch's device, as NVML writes it; None on CPU,
-    and where torch does not say.
+    """Return NVML's UUID of the GPU behind a torch device.
+
+    Return None on CPU, and if torch does not know the UUID.
     """
     if device.type != "cuda":
         return None
@@ -113,8 +118,9 @@ def used_gpu(device: Any) -> str | None:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """NVML, NVIDIA's management library, which sees GPUs without starting CUDA on them;
-    None where there is none.
+    """Yield NVML, NVIDIA's management library, or None if it is absent.
+
+    NVML sees GPUs without starting CUDA on them.
     """
     import pynvml
 
@@ -131,15 +137,17 @@ def nvml() -> Iterator[Any]:
 
 
 def ask(library: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function, bytes as text; None where GPU,
-    driver or container do not support or allow it.
+    """Call an NVML function and return its result, with bytes as text.
+
+    Return None if the GPU, driver or container does not support or allow the call.
     """
     return ask_why(library, function, *arguments)[0]
 
 
 def ask_why(library: Any, function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
-    """The same, and NVML's reason where there is none: Not Supported,
-    Insufficient Permissions and so on.
+    """Call an NVML function like `ask`, and also return NVML's reason if it fails.
+
+    Reasons are texts such as Not Supported or Insufficient Permissions.
     """
     try:
         value = function(*arguments)

@@ -1,5 +1,6 @@
-"""The environment of a run: commit, versions, devices, CPU;
-read without torch and without touching CUDA.
+"""Describe the environment of a run: commit, versions, devices and CPU.
+
+It is read without torch and without touching CUDA.
 """
 
 import os
@@ -21,8 +22,8 @@ from multicard.machine import devices, topology
 from multicard.measure.timing import timestamp
 from multicard.messages import Message, Refusal, say
 
-COMMIT = "MULTICARD_COMMIT"  # the variable by which the commit travels with a copy that has no .git
-NAMED_COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})(?:\+(?P<changes>[0-9a-f]{8}))?")
+COMMIT = "MULTICARD_COMMIT"  # This variable gives the commit of a copy that has no .git.
+COMMIT_PATTERN = re.compile(r"(?P<commit>[0-9a-f]{40})(?:\+(?P<changes>[0-9a-f]{8}))?")
 PACKAGES = (
     "torch",
     "torchvision",
@@ -34,16 +35,14 @@ PACKAGES = (
     "datasets",
     "numpy",
 )
-# the last three are of scripts
+# The last three are used by users' scripts.
 PACKAGES += ("pyarrow", "wandb", "transformers", "accelerate", "lightning")
 PACKAGES += ("trl", "peft", "bitsandbytes")
 PACKAGES += ("nvidia-cuda-runtime", "nvidia-cudnn-cu13", "nvidia-dali-cuda130", "nvidia-nccl-cu13")
 
 
 def collect() -> dict[str, Any]:
-    """Facts about the machine and the code that readers of the figures need,
-    as JSON-ready values.
-    """
+    """Return the facts about machine and code that readers of the figures need, ready for JSON."""
     return {
         "recorded_at": timestamp(),
         "host": host(),
@@ -70,14 +69,20 @@ def collect() -> dict[str, Any]:
 
 
 def require_compilers(compile_value: bool | str | None, device: str) -> None:
-    """Refuse the value of the key `compile` where this machine lacks what compiled code needs: a
-    C++ compiler on CPU ranks, and on CUDA, for Triton (`triton/runtime/build.py`), a C compiler and
-    Python's headers. Without them torch fails in the first step.
+    """Refuse to compile if this machine lacks what compiled code needs.
+
+    CPU ranks need a C++ compiler. On CUDA, Triton needs a C compiler and Python's headers
+    (`triton/runtime/build.py`). Without them, torch would fail in the first step.
+
+    Args:
+        compile_value: The value of the key `compile`.
     """
-    variable, package, *others = ("CXX", "g++") if device == "cpu" else ("CC", "gcc", "clang")
+    variable, package, *alternatives = ("CXX", "g++") if device == "cpu" else ("CC", "gcc", "clang")
     compiler = os.environ.get(variable, package)
     missing = (
-        [] if any(map(shutil.which, (compiler, *others))) else [f"{compiler} (package {package})"]
+        []
+        if any(map(shutil.which, (compiler, *alternatives)))
+        else [f"{compiler} (package {package})"]
     )
     if device != "cpu" and not Path(sysconfig.get_paths()["include"], "Python.h").exists():
         missing.append(f"Python.h (package python{sysconfig.get_python_version()}-dev or -devel)")
@@ -85,8 +90,8 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
         value = compilation.word(compile_value)
         raise Refusal(
             "compile.no-compiler",
-            f"compile={value}: torch compiles with {' and '.join(missing)}, absent here; install"
-            " it, or use `compile=false`",
+            f"compile={value}: torch compiles with {' and '.join(missing)}, which this machine"
+            " lacks; install it, or use `compile=false`",
             key="compile",
             value=value,
             missing=missing,
@@ -94,15 +99,15 @@ def require_compilers(compile_value: bool | str | None, device: str) -> None:
 
 
 def host() -> str:
-    """This machine's name, as SLURM calls it where it started this process."""
+    """Return this machine's name. In a SLURM job, it is SLURM's name of the node."""
     return of_slurm_job().get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def of_slurm_job() -> dict[str, str]:
-    """SLURM's variables of the job that this process is a part of. They also reach processes that
-    are in no job, or in
-    another: through a shell that outlived its job, a copied environment,
-    or `salloc` on a login node. There, none.
+    """Return the SLURM variables of the job to which this process belongs.
+
+    They also reach processes in no job or in another one: through a shell that outlived its job, a
+    copied environment, or `salloc` on a login node. Such processes get an empty dict.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if job is None or not _is_in_job(job):
@@ -112,7 +117,7 @@ def of_slurm_job() -> dict[str, str]:
 
 @cache
 def _is_in_job(job: str) -> bool:
-    """True where SLURM started this process, as its control group or one of its ancestors shows."""
+    """Tell whether SLURM started this process, by its control group or one of its ancestors."""
     import psutil
 
     with suppress(OSError):
@@ -124,7 +129,8 @@ def _is_in_job(job: str) -> bool:
             return True
     try:
         return any(parent.name() == "slurmstepd" for parent in psutil.Process().parents())
-    except psutil.Error:  # processes of others are hidden here: the name of the node has to do
+    except psutil.Error:
+        # Other users' processes are hidden on this machine, so the node's name has to suffice.
         return (
             os.environ.get("SLURMD_NODENAME", "").partition(".")[0]
             == socket.gethostname().partition(".")[0]
@@ -139,47 +145,51 @@ def _version(package: str) -> str | None:
 
 
 def git(folder: Path = repository.PACKAGES) -> dict[str, Any] | None:
-    """Commit of the checkout that tracks files of `folder`, and whether tracked files differ from
-    it; in a wheel, of what it was built of. Otherwise, as in a copy that was sent to another
-    machine, what COMMIT says; None where it says nothing.
+    """Return the commit of the checkout that tracks `folder`, and whether its files changed.
+
+    A wheel gives the commit from which it was built. Any other copy, such as one sent to another
+    machine, gives the commit in the variable COMMIT, or None.
     """
-    return repository.commit(folder) or _of_variable(os.environ.get(COMMIT, "").strip())
+    return repository.commit(folder) or _commit_in_variable(os.environ.get(COMMIT, "").strip())
 
 
 @cache
-def _of_variable(text: str) -> dict[str, Any] | None:
-    """The commit that a caller names, with the digits of what was changed beside it
-    ("COMMIT+CHANGES"). What is none is said, once, and not recorded.
+def _commit_in_variable(text: str) -> dict[str, Any] | None:
+    """Parse the commit that a caller names, with digits for local changes ("COMMIT+CHANGES").
+
+    If the text is no commit, print a notice once and return None.
     """
-    found = NAMED_COMMIT.fullmatch(text)
-    if found is not None:
+    match = COMMIT_PATTERN.fullmatch(text)
+    if match is not None:
         return {
-            "commit": found["commit"],
-            "dirty": found["changes"] is not None,
-            "changes": found["changes"],
+            "commit": match["commit"],
+            "dirty": match["changes"] is not None,
+            "changes": match["changes"],
         }
     if text:
-        sentence = f"{COMMIT}={text}: is no commit, so that none is recorded; give all its digits"
+        sentence = f"{COMMIT}={text}: is no commit, so none is recorded; give all of its digits"
         say(Message("environment.commit", sentence, key=COMMIT, value=text), error=True)
     return None
 
 
 def cores() -> int:
-    """CPU cores that this process may use: those of its affinity, and no more than its SLURM job
-    was allocated, which not every site enforces.
+    """Count the CPU cores that this process may use.
+
+    They are the cores of its affinity, but no more than its SLURM job was allocated: not every site
+    enforces that.
     """
-    allocated = of_slurm_job().get("SLURM_CPUS_PER_TASK", "")
-    affine = len(os.sched_getaffinity(0))
-    return min(affine, int(allocated)) if allocated.isdecimal() else affine
+    job_cores = of_slurm_job().get("SLURM_CPUS_PER_TASK", "")
+    affinity_cores = len(os.sched_getaffinity(0))
+    return min(affinity_cores, int(job_cores)) if job_cores.isdecimal() else affinity_cores
 
 
 def memory_bytes() -> int:
-    """The host memory of the machine."""
+    """Return the machine's host memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def spans(numbers: Collection[int]) -> str:
-    """Numbers as Linux writes a list of CPUs: "0-7,16-23"."""
+    """Format numbers like Linux's lists of CPUs: "0-7,16-23"."""
     firsts = [number for number in sorted(numbers) if number - 1 not in numbers]
     lasts = [number for number in sorted(numbers) if number + 1 not in numbers]
     pairs = zip(firsts, lasts, strict=True)
@@ -195,19 +205,17 @@ def cpu_model() -> str | None:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, memory, clocks and driver of the visible GPUs;
-    None for a figure that NVML does not have.
-    """
-    chosen = devices.visible_gpus()
+    """Describe the visible GPUs: name, memory, clocks and driver. Unknown figures are None."""
+    uuids = devices.visible_gpus()
     with devices.nvml() as library:
-        return [] if library is None else [_gpu(library, uuid) for uuid in chosen]
+        return [] if library is None else [_gpu(library, uuid) for uuid in uuids]
 
 
 def _gpu(library: Any, uuid: str) -> dict[str, Any]:
     ask = partial(devices.ask, library)
     handle = ask(library.nvmlDeviceGetHandleByUUID, uuid)
     if handle is None:
-        return {"uuid": uuid}  # an older form of a MIG instance's name, say
+        return {"uuid": uuid}  # NVML does not know older forms of MIG instances' names.
     memory = ask(library.nvmlDeviceGetMemoryInfo, handle)
     return {
         "uuid": uuid,

@@ -1,4 +1,4 @@
-"""The CPU time of other processes while a run was measured, from Linux's accounts."""
+"""Measure how much CPU time other processes took during a run, from Linux's accounting."""
 
 import os
 import time
@@ -9,21 +9,22 @@ from typing import Any
 from multicard.measure.timing import clock_s
 
 STAT = Path("/proc/stat")
-WATCHED_S = 1.0  # for which the load before a prediction is measured
-# columns of /proc/stat; time of guests is in the first two
+WATCHED_S = 1.0  # Before a prediction, the load is measured for this time.
+# Columns of /proc/stat. The first two include the time of guests.
 USER = 0
 NICE = 1
 SYSTEM = 2
 STEAL = 7
-CoreTimes = dict[int, tuple[float, float]]  # busy and stolen seconds by core
+CoreTimes = dict[int, tuple[float, float]]  # Busy and stolen seconds by core.
 
 
 class LoadMeter:
-    """Counts from its making to `end`: the CPU time of all processes less that of `root`, by
-    default this one, and its descendants.
+    """Measures the load by other processes, from its creation to `end`.
 
-    A descendant that has ended counts by what its parent knows of it. Interrupts belong to nobody
-    and are left out; what a hypervisor gave to others (steal) is a figure of its own.
+    The load is the CPU time of all processes, less that of `root` (by default this process) and its
+    descendants. A descendant that has ended counts as far as its parent accounts for it. Interrupts
+    belong to no process and are left out. Time that a hypervisor gave to other machines (steal) is
+    a separate figure.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -33,48 +34,46 @@ class LoadMeter:
         self._cores_s = cores_s(STAT.read_text())
 
     def end(self) -> dict[str, Any]:
-        """The record's `load`."""
+        """Return the record's `load`."""
         seconds = max(clock_s() - self._began_s, 1e-9)
         now_s = cores_s(STAT.read_text())
         own_s = own_cpu_s(self._root) - self._own_s
         return {
             "seconds": seconds,
-            **others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0)),
+            **cores_of_others(self._cores_s, now_s, own_s, seconds, os.sched_getaffinity(0)),
         }
 
 
 def busy_share_now(seconds: float = WATCHED_S) -> float:
-    """The share of this process's cores that others have, measured for so long."""
-    watched = LoadMeter()
+    """Measure which share of this process's cores others use."""
+    meter = LoadMeter()
     time.sleep(seconds)
-    found = watched.end()
-    return (found["others_cores"] + found["stolen_cores"]) / len(os.sched_getaffinity(0))
+    load = meter.end()
+    return (load["others_cores"] + load["stolen_cores"]) / len(os.sched_getaffinity(0))
 
 
-def others(
+def cores_of_others(
     before: CoreTimes, after: CoreTimes, own_s: float, seconds: float, usable: set[int]
 ) -> dict[str, float]:
-    """The mean number of cores that were busy with others' work; `own_s` is the CPU time of the
-    run's processes in between, all of it on `usable` cores.
+    """Return the mean number of cores that were busy with others' work.
+
+    Args:
+        own_s: The CPU time of the run's processes between the two, all of it on `usable` cores.
     """
-    mine = before.keys() & after.keys() & usable  # cores may go offline
+    shared_cores = before.keys() & after.keys() & usable  # Cores may go offline in between.
     busy_s, stolen_s = (
-        sum(after[core][kind] - before[core][kind] for core in mine) for kind in (0, 1)
+        sum(after[core][kind] - before[core][kind] for core in shared_cores) for kind in (0, 1)
     )
     return {"others_cores": max(0.0, busy_s - own_s) / seconds, "stolen_cores": stolen_s / seconds}
 
 
 def busy_cores(load: Mapping[str, float]) -> float:
-    """The mean number of cores that others had, by a `load`: busy with their work,
-    or stolen by a hypervisor.
-    """
+    """Return the mean number of cores that a `load` took: busy with others' work, or stolen."""
     return load["others_cores"] + load["stolen_cores"]
 
 
 def cores_s(stat: str) -> CoreTimes:
-    """Busy and stolen seconds of each core since the machine's start,
-    from the text of /proc/stat.
-    """
+    """Return each core's busy and stolen seconds since boot, from the text of /proc/stat."""
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     counts = {}
     for line in stat.splitlines():
@@ -87,15 +86,18 @@ def cores_s(stat: str) -> CoreTimes:
 
 
 def own_cpu_s(root: int | None = None) -> float:
-    """CPU time of a process, by default this one, its descendants, and those of them that ended."""
+    """Return the CPU time of a process (by default this one) and of its descendants.
+
+    Descendants that have ended are included.
+    """
     import psutil
 
-    this = psutil.Process(root)
+    root_process = psutil.Process(root)
     total_s = 0.0
-    # the parents after their children, whom they outlive
-    for process in (*this.children(recursive=True), this):
+    # Parents come after their children. If a child ends meanwhile, its parent accounts for it.
+    for process in (*root_process.children(recursive=True), root_process):
         try:
-            total_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+            total_s += sum(process.cpu_times()[:4])  # User and system time, of ended children too.
         except psutil.NoSuchProcess:
             continue
     return total_s

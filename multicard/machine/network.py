@@ -1,5 +1,6 @@
-"""A quick test of a server on the network: libraries that ask it
-retry for minutes where it does not answer.
+"""Quickly test whether a server on the network answers.
+
+Libraries that need a server may retry for minutes if it does not answer.
 """
 
 import ssl
@@ -10,17 +11,16 @@ from urllib.request import Request, urlopen
 
 from multicard.messages import Message
 
-ANSWERS_WITHIN_S = 4.0  # the resolution of its name and the connection included
+ANSWERS_WITHIN_S = 4.0  # Includes resolving the server's name and connecting to it.
 
 
 def problem(url: str) -> str | None:
-    """The reason that the server of `url` cannot be reached; None where it answers,
-    even by an error.
+    """Return why the server of `url` cannot be reached, or None if it answers, even with an error.
 
-    The proxies that the environment names are used, as the libraries do.
+    Like the libraries, this uses the proxies that the environment names.
     """
     answers: list[str | None] = []
-    # a thread: nothing limits how long the resolution of a name takes
+    # This runs in a thread because nothing else limits how long resolving a name takes.
     thread = Thread(target=lambda: answers.append(_ask(url)), daemon=True)
     thread.start()
     thread.join(ANSWERS_WITHIN_S)
@@ -36,7 +36,7 @@ def _no_answer() -> Message:
 
 
 def unreachable(url: str, reason: str) -> Message:
-    """The message on a server that cannot be reached."""
+    """Make the message that a server cannot be reached."""
     return Message("network.unreachable", f"cannot reach {url} ({reason})", url=url, reason=reason)
 
 
@@ -49,7 +49,7 @@ def _ask(url: str) -> str | None:
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, URLError) else error
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return None  # it is there; the libraries may know other certificates
+            return None  # The server answers, and the libraries may know other certificates.
         if isinstance(reason, TimeoutError):
             return _no_answer()
         return getattr(reason, "strerror", None) or str(reason) or type(reason).__name__

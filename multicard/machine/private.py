@@ -1,4 +1,7 @@
-"""Files that are closed to other users, so that none of them can have code run as this one."""
+"""Files and folders that are closed to other users.
+
+Otherwise another user could have code run as this one.
+"""
 
 import os
 import stat
@@ -12,16 +15,21 @@ from multicard.repository import PACKAGES
 
 
 def folder(path: Path, remedy: str) -> Path:
-    """Create a folder that its owner alone can enter, or close an existing one to all others.
-    Returns it; a ValueError where it belongs to another user, who may have put anything there,
-    an OSError where it cannot be created.
+    """Create a folder that only its owner can enter, or close an existing one to all others.
+
+    Args:
+        remedy: What the refusal suggests.
+
+    Raises:
+        Refusal: The folder belongs to another user, who may have put anything there, or is a link.
+        OSError: The folder cannot be created.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise Refusal(
             "private.not-own",
-            f"{path}: belongs to another user, or is a link; {remedy}",
+            f"{path}: belongs to another user or is a link; {remedy}",
             folder=str(path),
         )
     path.chmod(0o700)
@@ -29,16 +37,21 @@ def folder(path: Path, remedy: str) -> Path:
 
 
 def no_link(path: str | Path, flags: int, mode: int = 0o666, folder: int | None = None) -> int:
-    """Open a file, in an open folder where there is one. A link, or a pipe that nobody reads, is an
-    OSError: who may write to a folder could have put one there,
-    to have this user write to another file.
+    """Open a file without following a link, relative to an open folder if one is given.
+
+    A user who may write to a folder could plant a link there. This user would then write to another
+    file.
+
+    Raises:
+        OSError: The file is a link, or a pipe that nobody reads.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode, dir_fd=folder)
 
 
 def writers(path: Path) -> str | None:
-    """Who beside its owner may write to a folder; None where nobody may.
-    A group of the owner's number is the owner.
+    """Return who may write to a folder besides its owner, or None if nobody may.
+
+    A group with the owner's number counts as the owner.
     """
     status = path.stat()
     if status.st_mode & stat.S_IWOTH:
@@ -51,16 +64,19 @@ def writers(path: Path) -> str | None:
 
 
 def opened(path: str) -> Path:
-    """Another name of a folder that was made by `folder`, for this process: it stays that of the
-    same folder, whatever is put at its path. A ValueError where it is
-    not closed to others: anybody may have put it there.
+    """Open a folder that `folder` made, and return a path that always leads to this same folder.
+
+    The path is valid in this process only, whatever is later put at the original path.
+
+    Raises:
+        Refusal: The folder is not closed to others, so anybody may have put it there.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise Refusal(
             "private.open-to-others",
-            f"{path}: belongs to another user, or is open to others: nothing in it is run",
+            f"{path}: belongs to another user or is open to others, so nothing in it is run",
             folder=path,
         )
     return Path(f"/proc/self/fd/{descriptor}")
@@ -68,7 +84,7 @@ def opened(path: str) -> Path:
 
 @contextmanager
 def umask(mask: int = 0o077) -> Iterator[int]:
-    """Set the umask of this process, and of those that it starts. Yields the one before."""
+    """Set the umask of this process and of processes that it starts. Yield the one before."""
     before = os.umask(mask)
     try:
         yield before
@@ -78,8 +94,9 @@ def umask(mask: int = 0o077) -> Iterator[int]:
 
 @contextmanager
 def imports() -> Iterator[None]:
-    """Have each Python that is started import this multicard, and nothing from its working
-    directory, where others may write and which comes before the standard library.
+    """Make each Python that is started import this multicard, and nothing from the working folder.
+
+    Others may write to the working folder, and it comes before the standard library.
     """
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     paths = [path for path in (before["PYTHONPATH"] or "").split(os.pathsep) if path]
@@ -91,11 +108,13 @@ def imports() -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
+            if value is not None:
+                os.environ[name] = value
 
 
 def _searched_anyway() -> list[str]:
-    """The folders of packages that each start of this Python searches. On PYTHONPATH they would
-    come before the standard library.
+    """Return the folders of packages that this Python always searches.
+
+    On PYTHONPATH, they would come before the standard library.
     """
     return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]

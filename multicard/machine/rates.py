@@ -1,10 +1,9 @@
-"""What a machine moves in a second: copies within a device, to and from it,
-and all-reduces among its GPUs.
+"""Measure how many bytes a machine moves per second: in copies and in all-reduces among its GPUs.
 
     python -m multicard.machine.rates [--gpus N] [--cpu]
 
-prints versions, links and rates as one line of JSON. Every rate is that of the fastest of ten
-repetitions after one that has all pages in place, timed by CUDA events on a GPU.
+prints versions, links and rates as one line of JSON. Copies run within a device, to it and from
+it. Each rate is the fastest of ten repetitions after one warm-up, timed by CUDA events on a GPU.
 """
 
 import argparse
@@ -22,34 +21,32 @@ from multicard.machine import devices, environment, topology
 from multicard.measure import timing
 
 REPETITIONS = 10
-COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # larger than all caches
+COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}  # Larger than all caches.
 REDUCED_BYTES = {"cuda": 2**28, "cpu": 2**24}
-WITHIN = "within the device"
-REDUCED = "all-reduce"
+WITHIN_DEVICE = "within the device"
+ALL_REDUCE = "all-reduce"
 
 
-def fastest_s(device: torch.device, repeated: Any) -> float:
-    """Seconds of the fastest of `REPETITIONS` calls of `repeated`,
-    after one that is not counted.
-    """
-    repeated()
+def fastest_s(device: torch.device, operation: Any) -> float:
+    """Return the seconds of the fastest of `REPETITIONS` calls of `repeated`, after one warm-up."""
+    operation()
     laps = timing.Laps(device)
     for _ in range(REPETITIONS):
-        repeated()
+        operation()
         laps.end()
     return min(lap_s for _, lap_s in laps.known(wait=True))
 
 
 def within_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written by a copy within the device: both count."""
+    """Return the rate of copying within the device. Bytes read and bytes written both count."""
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * len(source) / fastest_s(device, lambda: target.copy_(source))
 
 
 def copies_bytes_per_s(device: torch.device) -> dict[str, float]:
-    """Rates of every kind of copy that the device has; bytes to and from the host count once."""
-    rates = {WITHIN: within_bytes_per_s(device)}
+    """Return the rate of each kind of copy. Bytes to and from the host count once."""
+    rates = {WITHIN_DEVICE: within_bytes_per_s(device)}
     if device.type != "cuda":
         return rates
     size = COPY_BYTES[device.type]
@@ -66,27 +63,28 @@ def copies_bytes_per_s(device: torch.device) -> dict[str, float]:
 
 
 def bus_bytes_per_s(size: int, ranks: int, seconds: float) -> float:
-    """Bytes that each rank sends and receives in an all-reduce, in a second.
+    """Return how many bytes each rank sends and receives per second in an all-reduce.
 
-    An all-reduce of `size` bytes by a ring moves 2 (n - 1) / n of them over each link, whatever the
-    number of ranks (NCCL's tests call it bus bandwidth: github.com/NVIDIA/nccl-tests,
+    A ring all-reduce of `size` bytes moves 2 (n - 1) / n of them over each link, whatever the
+    number n of ranks. NCCL's tests call this the bus bandwidth (github.com/NVIDIA/nccl-tests,
     doc/PERFORMANCE.md).
     """
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
 def all_reduce_bytes_per_s(ranks: int, kind: str) -> float:
-    """The bus rate of an all-reduce among so many GPUs of this machine,
-    or among CPU ranks: that of the slowest.
+    """Return the bus rate of an all-reduce among GPUs of this machine, or among CPU ranks.
+
+    The slowest rank counts.
     """
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_reduce, (ranks, kind, folder), nprocs=ranks)
+        spawn(_all_reduce_as_rank, (ranks, kind, folder), nprocs=ranks)
         slowest_s = max(float(file.read_text()) for file in Path(folder).glob("seconds-*"))
     return bus_bytes_per_s(REDUCED_BYTES[kind], ranks, slowest_s)
 
 
-def _reduce(rank: int, ranks: int, kind: str, folder: str) -> None:
-    """One rank: writes the seconds of its fastest all-reduce to a file of the folder."""
+def _all_reduce_as_rank(rank: int, ranks: int, kind: str, folder: str) -> None:
+    """Run one rank's all-reduces, and write the seconds of the fastest to a file in `folder`."""
     device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
     if kind == "cuda":
         torch.cuda.set_device(device)
@@ -104,27 +102,29 @@ def _reduce(rank: int, ranks: int, kind: str, folder: str) -> None:
 
 
 def counts(gpus: int) -> list[int]:
-    """1, 2, 4 ... and all GPUs: the numbers of them that are worth measuring."""
+    """Return the numbers of GPUs that are worth measuring: 1, 2, 4 ... and all."""
     powers = [2**power for power in range(gpus.bit_length())]
     return sorted({*(count for count in powers if count <= gpus), gpus})
 
 
 def versions() -> dict[str, Any]:
-    """Versions of the packages, of CUDA, of cuDNN and of the driver."""
+    """Return the versions of the packages, CUDA, cuDNN and the driver."""
     facts = environment.collect()
     gpus = facts["gpus"] or [{}]
-    own = {"python": facts["python"], "CUDA": torch.version.cuda, "driver": gpus[0].get("driver")}
-    return facts["packages"] | own | {"cuDNN": torch.backends.cudnn.version()}
+    other_versions = {
+        "python": facts["python"],
+        "CUDA": torch.version.cuda,
+        "driver": gpus[0].get("driver"),
+    }
+    return facts["packages"] | other_versions | {"cuDNN": torch.backends.cudnn.version()}
 
 
 def collect(gpus: int, kind: str) -> dict[str, Any]:
-    """Hardware, versions, links and rates of this machine with so many GPUs, or CPU ranks;
-    JSON-ready.
-    """
+    """Return hardware, versions, links and rates of this machine, ready for JSON."""
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
     rates = copies_bytes_per_s(device)
     for count in counts(gpus)[1:]:
-        rates[f"{REDUCED}, {count} ranks"] = all_reduce_bytes_per_s(count, kind)
+        rates[f"{ALL_REDUCE}, {count} ranks"] = all_reduce_bytes_per_s(count, kind)
     name = torch.cuda.get_device_name(device) if kind == "cuda" else environment.cpu_model()
     links = topology.collect(devices.visible_gpus())["links"] if kind == "cuda" else []
     return {

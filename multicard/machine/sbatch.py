@@ -1,12 +1,10 @@
-"""Options of sbatch: their names in each spelling, which are flags,
-and how their values are read.
-"""
+"""The options of sbatch: their names in each spelling, which of them are flags, and their units."""
 
 import re
 
 DAYS = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 MEMORY = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
-GB_OF = {"K": 1024**-2, "": 1024**-1, "M": 1024**-1, "G": 1, "T": 1024}  # SLURM's default is MB
+GB_OF = {"K": 1024**-2, "": 1024**-1, "M": 1024**-1, "G": 1, "T": 1024}  # SLURM's default is MB.
 
 LETTERS = {
     "A": "account",
@@ -44,7 +42,7 @@ LETTERS = {
     "w": "nodelist",
     "x": "exclude",
 }
-# Options that are switched on by their name alone
+# Options that take no value.
 FLAGS = {
     "contiguous",
     "hold",
@@ -67,9 +65,9 @@ FLAGS |= {
     "usage",
     "version",
 }
-# Those that may have a value, and need none (no roles: they are sbatch's)
+# Options whose value may be omitted (no roles: they are sbatch's own).
 FLAGS_OR_VALUES = {"exclusive", "get-user-env", "nice", "no-kill", "oversubscribe", "propagate"}
-# Those whose value is a yes or no, and how each is written
+# Options whose value is yes or no, and how each spells the two.
 ANSWERS = {
     "kill-on-invalid-dep": ("yes", "no"),
     "wait-all-nodes": ("1", "0"),
@@ -144,7 +142,7 @@ OPTIONS |= {
     "tres-per-node",
 }
 OPTIONS |= {"tres-per-socket", "tres-per-task", "uid", "wckey", "wrap"}
-# Names of submitit, of Hydra's own plugin, of older SLURMs and of our keys
+# Names that submitit, Hydra's own plugin, older versions of SLURM and our keys use.
 ALIASES = {
     "name": "job-name",
     "num-gpus": "gpus-per-node",
@@ -162,24 +160,23 @@ IN_GB = ("mem-gb", "memory-gb")
 
 
 def name_of(typed: str) -> str:
-    """sbatch's long name of an option, however it is spelled;
-    one that sbatch may know by itself is left as it is.
+    """Return sbatch's long name of an option, however it is spelled.
+
+    An unknown name is returned as it is, because a newer sbatch may know it.
     """
-    plain = typed.strip().lstrip("-")
-    if len(plain) == 1:
-        return LETTERS.get(plain, plain)
-    name = plain.replace("_", "-")
+    bare_name = typed.strip().lstrip("-")
+    if len(bare_name) == 1:
+        return LETTERS.get(bare_name, bare_name)
+    name = bare_name.replace("_", "-")
     name = ALIASES.get(name, name)
     if name in OPTIONS:
         return name
-    begins = [option for option in OPTIONS if option.startswith(name)]
-    return begins[0] if len(begins) == 1 else name
+    completions = [option for option in OPTIONS if option.startswith(name)]
+    return completions[0] if len(completions) == 1 else name
 
 
 def minutes(text: str) -> float | None:
-    """Minutes of a time limit as sbatch takes it: "90", "1:30:00", "1-12";
-    None where it is none.
-    """
+    """Return the minutes of a time limit in sbatch's forms "90", "1:30:00", "1-12", or None."""
     match = DAYS.fullmatch(text.strip())
     if match is None:
         return None
@@ -194,6 +191,6 @@ def minutes(text: str) -> float | None:
 
 
 def memory_gb(text: str) -> float | None:
-    """GB of a memory as sbatch takes it: "65536" (MB), "64G", "64GB"; None where it is none."""
+    """Return the GB of a memory size in sbatch's forms "65536" (MB), "64G", "64GB", or None."""
     match = MEMORY.fullmatch(text.strip())
     return None if match is None else int(match[1]) * GB_OF[match[2].upper()]

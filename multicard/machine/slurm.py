@@ -1,8 +1,7 @@
-"""The nodes of a run, and what SLURM says: why a job is being ended,
-and the states of all jobs of a sweep.
+"""Ask SLURM about the nodes of a run, the reason why a job ends, and the states of a sweep's jobs.
 
-A job counts as ended only where two sources agree: it is not in the queue,
-and accounting or the controller says so.
+A job counts as ended only if two sources agree: it is not in the queue, and accounting or the
+controller says so.
 """
 
 import os
@@ -19,42 +18,42 @@ from multicard.machine.environment import host
 from multicard.messages import Message, Refusal
 
 LOOPBACK = "127.0.0.1"
-# two ports a job; below those that Linux hands out by itself
+# Each job has two ports. They lie below the ports that Linux hands out by itself.
 FIRST_PORT = 20_000
 PORT_PAIRS = 5_000
 ENDED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 ENDED |= {"BOOT_FAIL", "DEADLINE", "REVOKED"}
-# A user's variables that change what SLURM's commands answer
+# Variables of a user that change the answers of SLURM's commands.
 CHANGES_ANSWERS = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_|SLURM_(CLUSTERS|TIME_FORMAT)$")
-# Those that reach sbatch: where SLURM is, and what a site's users choose once for all their jobs
+# Variables that are passed on to sbatch: how to reach SLURM, and what users set for all their jobs.
 REACHES_SBATCH = re.compile(
     r"SLURM_(CONF|CONF_SERVER|JWT)$|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|WCKEY)$"
 )
-# Reasons for which a job never begins unless somebody changes it
-NEVER_BEGINS = re.compile(
+# Pending reasons with which a job never starts unless somebody changes it.
+NEVER_STARTS = re.compile(
     r"DependencyNeverSatisfied|PartitionTimeLimit|BadConstraints|Invalid(Account|QOS)|(Account|QOS)NotAllowed"
     r"|ReservationDeleted|(Assoc|QOS)Max\w*Per(Job|Node)\w*"
 )
-# Reasons for which it begins once others let its nodes, or its partition, take jobs again
-NODES_AWAY = re.compile(
+# Pending reasons that end once its nodes, or its partition, accept jobs again.
+NODES_UNAVAILABLE = re.compile(
     r"ReqNodeNotAvail|Nodes.required.for.job|NodeDown|Partition(Down|Inactive|Config|NodeLimit)"
 )
-FIELD = re.compile(r"(\w+)=(\S*)")  # of scontrol's output
-# the latter of a task whose array is known
-FORGOTTEN = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)
+FIELD = re.compile(r"(\w+)=(\S*)")  # A field of scontrol's output.
+# How scontrol says that it does not know a job. The second form is for a task of a known array.
+UNKNOWN_JOB = re.compile(r"Invalid job id|^Job \S+ not found", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Allocation:
     """The nodes of a run.
 
-    Args:
-        hosts: in SLURM's order.
-        node: the number of this one among them; node 0 records.
-        job: SLURM's name of the job ("12_3"); None outside of one.
-        port: on node 0, for the ranks' rendezvous; the controllers connect to the next one.
-        key: a secret of this run's controllers.
-        grace_s: between SLURM's warning and its kill.
+    Attributes:
+        hosts: The nodes' names in SLURM's order.
+        node: The number of this node among them. Node 0 writes the record.
+        job: SLURM's name of the job ("12_3"). None outside of a job.
+        port: The port on node 0 for the ranks' rendezvous. The controllers connect to the next one.
+        key: A secret that this run's controllers share.
+        grace_s: The time between SLURM's warning and its kill.
     """
 
     hosts: tuple[str, ...] = field(default_factory=lambda: (host(),))
@@ -69,25 +68,34 @@ class Allocation:
         return len(self.hosts)
 
     def head_address(self) -> str:
-        """The IPv4 address at which node 0 listens for the others, and for its own ranks; seen from
-        this node. An OSError says that the name of a node cannot be resolved.
+        """Return the IPv4 address, seen from this node, at which node 0 listens.
+
+        The other nodes and its own ranks connect there.
+
+        Raises:
+            OSError: The name of a node cannot be resolved.
         """
         if self.nodes == 1:
             return LOOPBACK
         address = socket.gethostbyname(self.hosts[0])
         if self.node > 0 or not ip_address(address).is_loopback:
             return address
-        # many a machine has its own name at a loopback address: the
-        # one that faces the next node is what others see
+        # Many machines resolve their own name to a loopback address. Other nodes see the address
+        # of the interface that faces the next node.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((socket.gethostbyname(self.hosts[1]), self.port))  # sends nothing
+            probe.connect((socket.gethostbyname(self.hosts[1]), self.port))  # Sends nothing (UDP).
             return probe.getsockname()[0]
 
 
 @dataclass(frozen=True)
 class State:
-    """State of a job: SLURM's name for it ("RUNNING"), its nodes,
-    and its exit code as "code:signal".
+    """The state of a job.
+
+    Attributes:
+        name: SLURM's name for the state, such as "RUNNING".
+        nodes: The job's nodes, as SLURM lists them.
+        exit_code: The exit code as "code:signal".
+        reason: Why a queued job has not started.
     """
 
     name: str
@@ -101,27 +109,26 @@ class State:
 
     @property
     def held(self) -> bool:
-        """True where it waits until somebody releases it: "JobHeldUser",
-        "launch failed requeued held".
-        """
+        """Whether the job waits for its release: "JobHeldUser", "launch failed requeued held"."""
         return self.queued and "held" in self.reason.lower()
 
     @property
     def stuck(self) -> bool:
-        """True where it does not begin by itself."""
-        reasons = (NEVER_BEGINS, NODES_AWAY)
-        return self.held or (self.queued and any(each.match(self.reason) for each in reasons))
+        """Whether the job will not start by itself."""
+        reasons = (NEVER_STARTS, NODES_UNAVAILABLE)
+        return self.held or (self.queued and any(pattern.match(self.reason) for pattern in reasons))
 
 
 class SilentError(Refusal):
-    """SLURM does not answer, for example while its controller
-    restarts: nothing is known of its jobs.
+    """SLURM does not answer, so nothing is known about its jobs.
+
+    Its controller may be restarting, for instance.
     """
 
     def __init__(self) -> None:
         message = Message(
             "slurm.silent",
-            "hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again when"
+            "hydra/launcher=submitit_slurm: SLURM does not answer (squeue failed); try again once"
             " it does",
             key="hydra/launcher",
         )
@@ -129,14 +136,15 @@ class SilentError(Refusal):
 
 
 def ask(*words: str, timeout_s: float = 60.0) -> str | None:
-    """The output of a SLURM command; None where it is not installed or fails."""
+    """Return the output of a SLURM command, or None if it is not installed or fails."""
     code, out, _ = _call(*words, timeout_s=timeout_s)
     return out if code == 0 else None
 
 
 def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
-    """Exit code, output and errors of a SLURM command;
-    the code is None where it cannot be called.
+    """Return a SLURM command's exit code, output and errors.
+
+    The code is None if the command cannot be run.
     """
     if shutil.which(words[0]) is None:
         return None, "", ""
@@ -144,7 +152,7 @@ def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
         name: value for name, value in os.environ.items() if not CHANGES_ANSWERS.match(name)
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             capture_output=True,
             text=True,
@@ -155,28 +163,37 @@ def _call(*words: str, timeout_s: float) -> tuple[int | None, str, str]:
         )
     except (OSError, subprocess.SubprocessError):
         return None, "", ""
-    return done.returncode, done.stdout, done.stderr
+    return process.returncode, process.stdout, process.stderr
 
 
 @contextmanager
 def submitting(options: Container[str]) -> Iterator[None]:
-    """Context without the variables that would override, for sbatch, what a job asks for:
-    SBATCH_PARTITION and the like count where the launcher's option is not set.
+    """Hide the variables that would override a job's options in sbatch.
+
+    SBATCH_PARTITION and the like remain if the launcher does not set the option.
     """
     from submitit.helpers import clean_env
 
-    kept = {name: value for name, value in os.environ.items() if REACHES_SBATCH.match(name)}
-    chosen = {name for name in kept if name.startswith("SBATCH_") and name[7:].lower() in options}
+    passed_on = {name: value for name, value in os.environ.items() if REACHES_SBATCH.match(name)}
+    overridden = {
+        name for name in passed_on if name.startswith("SBATCH_") and name[7:].lower() in options
+    }
     with clean_env():
-        os.environ.update({name: value for name, value in kept.items() if name not in chosen})
+        os.environ.update(
+            {name: value for name, value in passed_on.items() if name not in overridden}
+        )
         yield
 
 
-# ---- about the job that this process is a task of
+# ---- The job to which this process belongs.
 
 
 def allocation(key: str, grace_s: float) -> Allocation:
-    """The nodes of this job; `key` is a secret of the submission, the same for all of its tasks."""
+    """Return the nodes of this job.
+
+    Args:
+        key: A secret of the submission, the same for all of its tasks.
+    """
     from submitit.slurm.slurm import SlurmJobEnvironment
 
     env = SlurmJobEnvironment()
@@ -187,15 +204,17 @@ def allocation(key: str, grace_s: float) -> Allocation:
 
 
 def task_of_node() -> int:
-    """The number of this task among those of its node, from 0. A job of multicard has one on each,
-    which starts the ranks.
+    """Return the number of this task on its node, from 0.
+
+    A job of multicard has one task per node, which starts the ranks.
     """
     return int(os.environ.get("SLURM_LOCALID") or 0)
 
 
 def several_tasks(nodes: int) -> Message | None:
-    """Why a job whose step has more tasks than `nodes` measures
-    nothing: each would measure the same cell.
+    """Return why a job with more tasks than `nodes` is not measured, or None if it has no more.
+
+    Each task would measure the same cell.
     """
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS") or 1)
     if tasks <= nodes and task_of_node() == 0:
@@ -212,15 +231,19 @@ def several_tasks(nodes: int) -> Message | None:
 
 
 def why_warned(job: str) -> str:
-    """The reason for a signal of SLURM: "cancelled", "preempted", "requeued" (e.g.
-    its node failed) or "timeout".
+    """Return why SLURM sent a signal: "cancelled", "preempted", "requeued" or "timeout".
+
+    A job may be requeued because its node failed.
     """
     return reason_of_warning(_fields(job), _restarts())
 
 
 def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
-    """The reason for a signal, from the fields of `scontrol show job`,
-    and the restarts before its present start.
+    """Return why SLURM sent a signal.
+
+    Args:
+        fields: The fields of `scontrol show job`.
+        restarts: The number of restarts before the present start.
     """
     if fields.get("JobState") == "PREEMPTED" or fields.get("PreemptTime", "None") not in (
         "None",
@@ -229,57 +252,58 @@ def reason_of_warning(fields: dict[str, str], restarts: int = 0) -> str:
     ):
         return "preempted"
     if int(fields.get("Restarts", 0)) > restarts:
-        return "requeued"  # JobState is PENDING or COMPLETING by now, and RunTime 0
-    # it is ended already, and not warned
-    ending = fields.get("JobState") in ("COMPLETING", "CANCELLED")
-    early = seconds(fields.get("RunTime", "")) < seconds(fields.get("TimeLimit", ""))
-    return "cancelled" if ending and early else "timeout"
+        return "requeued"  # JobState is PENDING or COMPLETING by now, and RunTime is 0.
+    # These states mean that SLURM is ending the job already, without a warning.
+    is_ending = fields.get("JobState") in ("COMPLETING", "CANCELLED")
+    is_early = seconds(fields.get("RunTime", "")) < seconds(fields.get("TimeLimit", ""))
+    return "cancelled" if is_ending and is_early else "timeout"
 
 
 def seconds(span: str) -> float:
-    """Seconds of SLURM's "[days-]hours:minutes:seconds";
-    infinite for UNLIMITED and what SLURM does not know.
+    """Convert SLURM's "[days-]hours:minutes:seconds" to seconds.
+
+    UNLIMITED, and what SLURM does not know, is infinite.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", span)
     if match is None:
         return float("inf")
-    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    days, hours, minutes, secs = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + secs
 
 
 def requeue(job: str) -> bool:
-    """Put this job back into the queue; SLURM then ends all of its processes.
-    Returns whether SLURM will.
+    """Put this job back into the queue, and return whether SLURM will do it.
+
+    SLURM then ends all of the job's processes.
     """
     return ask("scontrol", "requeue", job) is not None or is_requeued(job)
 
 
 def is_requeued(job: str) -> bool:
-    """True once SLURM has put this job back into the queue while this start of it still runs (e.g.
-    its node failed).
+    """Tell whether SLURM has requeued this job while the present start still runs.
+
+    This happens if its node failed, for instance.
     """
     return int(_fields(job).get("Restarts", 0)) > _restarts()
 
 
 def _restarts() -> int:
-    """The number of earlier starts of this job."""
+    """Return the number of earlier starts of this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def _fields(job: str) -> dict[str, str]:
-    """The fields of `scontrol show job`; empty where SLURM does not answer."""
+    """Return the fields of `scontrol show job`, without any if SLURM does not answer."""
     text = ask("scontrol", "show", "job", "-o", job, timeout_s=10.0) or ""
     return dict(FIELD.findall(text))
 
 
-# ---- about the jobs of a sweep, all in one call; a `SilentError` where SLURM does not answer,
-# or not in its own form
+# ---- The jobs of a sweep, all in one call. If SLURM does not answer, or in an unknown form, these
+# functions raise `SilentError`.
 
 
 def queued(jobs: list[str]) -> dict[str, State]:
-    """The states of those `jobs` that are in the queue: pending, running,
-    or on their way from one to the other.
-    """
+    """Return the states of the jobs that are in the queue: pending, running, or in between."""
     if not jobs:
         return {}
     text = ask("squeue", "-h", "-r", "-a", "--me", "-o", "%i|%T|%N|%r")
@@ -291,13 +315,13 @@ def queued(jobs: list[str]) -> dict[str, State]:
 
 
 def unended(jobs: list[str]) -> set[str]:
-    """Those `jobs` that are in the queue, or of which nobody says that they have ended."""
+    """Return the jobs that are queued, or whose end neither sacct nor scontrol confirms."""
     listed = queued(jobs)
     return {*jobs} - ended([job for job in jobs if job not in listed]).keys()
 
 
 def is_alive(job: str) -> bool:
-    """True where SLURM does not say that the job has ended."""
+    """Tell whether a job may still run: SLURM does not confirm its end."""
     try:
         return bool(unended([job]))
     except SilentError:
@@ -305,13 +329,14 @@ def is_alive(job: str) -> bool:
 
 
 def ended(jobs: list[str]) -> dict[str, State]:
-    """The last states of those `jobs`, none of them in the queue, that have ended by accounting, or
-    by the controller where accounting does not know their end. A job that the controller has
-    forgotten has the state "".
+    """Return the last states of the jobs that have ended. None of `jobs` may be in the queue.
+
+    Accounting confirms their end, or else the controller. A job that the controller has forgotten
+    has the state "".
     """
     if not jobs:
         return {}
-    # one name stands for all tasks of an array
+    # One name stands for all tasks of an array.
     arrays = sorted({job.partition("_")[0] for job in jobs}, key=int)
     text = ask(
         "sacct", "-X", "-P", "-n", "-o", "JobID,State,NodeList,ExitCode", "-j", ",".join(arrays)
@@ -319,23 +344,23 @@ def ended(jobs: list[str]) -> dict[str, State]:
     states: dict[str, State] = {}
     for line in (text or "").splitlines():
         name, state, nodes, code = [*line.split("|"), "", "", ""][:4]
-        states[name] = State(state.partition(" ")[0], nodes, code)  # "CANCELLED by 0"
-    found = {job: states[job] for job in jobs if job in states and states[job].name in ENDED}
+        states[name] = State(state.partition(" ")[0], nodes, code)  # As in "CANCELLED by 0".
+    end_states = {job: states[job] for job in jobs if job in states and states[job].name in ENDED}
     for job in jobs:
-        if job not in found:  # accounting may have missed its end
+        if job not in end_states:  # Accounting may have missed its end.
             _, out, error = _call("scontrol", "show", "job", "-o", job, timeout_s=10.0)
             fields = dict(FIELD.findall(out))
             if fields.get("JobState") in ENDED:
-                found[job] = State(
+                end_states[job] = State(
                     fields["JobState"], fields.get("NodeList", ""), fields.get("ExitCode", "")
                 )
-            elif FORGOTTEN.search(f"{out}{error}"):
-                found[job] = State("")
-    return found
+            elif UNKNOWN_JOB.search(f"{out}{error}"):
+                end_states[job] = State("")
+    return end_states
 
 
 def ranges(jobs: list[str]) -> list[str]:
-    """Jobs in the short form that SLURM's commands take: "7_[0,2,3]"."""
+    """Format jobs in the short form that SLURM's commands take: "7_[0,2,3]"."""
     tasks: dict[str, list[str]] = {}
     for job in jobs:
         base, _, task = job.partition("_")
@@ -347,14 +372,14 @@ def ranges(jobs: list[str]) -> list[str]:
 
 
 def max_array_size() -> int | None:
-    """The number of tasks that an array may have; None where SLURM does not say."""
+    """Return how many tasks a job array may have, or None if SLURM does not say."""
     text = ask("scontrol", "show", "config", timeout_s=10.0) or ""
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
     return None if match is None else int(match[1])
 
 
 def job_named(name: str) -> str | None:
-    """The job, or array, of this name, whether it is queued or has ended."""
+    """Return the job or job array with this name, queued or ended."""
     text = ask("squeue", "-h", "-a", "--me", "-n", name, "-o", "%F")
     if text is None:
         raise SilentError

@@ -1,4 +1,4 @@
-"""Topology of this machine: links between GPUs and to the host, and their NUMA nodes."""
+"""The topology of this machine: links between GPUs and to the host, and the GPUs' NUMA nodes."""
 
 from contextlib import suppress
 from functools import cache, partial
@@ -10,22 +10,21 @@ from multicard.machine import devices
 
 SYS = Path("/sys")
 
-# By NVML's level (nvmlGpuTopologyLevel_t), the names of `nvidia-smi
-# topo -m`: the farthest that a pair's PCIe path goes
-PATHS = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# Names in `nvidia-smi topo -m` of NVML's levels (nvmlGpuTopologyLevel_t): how far the PCIe path
+# between two GPUs goes.
+PCIE_PATHS = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 SWITCH = "switch"
 
 
 def collect(uuids: list[str]) -> dict[str, Any]:
-    """The topology, of these GPUs among others: JSON-ready,
-    with None for values that cannot be known here.
+    """Return the topology of these GPUs, ready for JSON. Values that cannot be known here are None.
 
-    The current PCIe generation is that of now: a link goes down to the first while its GPU idles.
+    The PCIe generation is the current one. A link falls back to the first while its GPU idles.
     """
     with devices.nvml() as library:
-        known = {} if library is None else _handles(library, uuids)
-        gpus = [_gpu(library, uuid, handle) for uuid, handle in known.items()]
-        links = _links(library, known, {gpu["uuid"]: gpu["pci"] for gpu in gpus})
+        handles = {} if library is None else _handles(library, uuids)
+        gpus = [_gpu(library, uuid, handle) for uuid, handle in handles.items()]
+        links = _links(library, handles, {gpu["uuid"]: gpu["pci"] for gpu in gpus})
     return {"gpus": gpus, "links": links}
 
 
@@ -50,22 +49,21 @@ def _gpu(library: Any, uuid: str, handle: Any) -> dict[str, Any]:
         "pcie_generation_max": ask(library.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         "pcie_width": ask(library.nvmlDeviceGetCurrPcieLinkWidth, handle),
         "pcie_width_max": ask(library.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "power_limit_w": None if limit_mw is None else limit_mw / 1e3,  # in force
+        "power_limit_w": None if limit_mw is None else limit_mw / 1e3,  # The limit in force.
         "power_limit_default_w": None if default_mw is None else default_mw / 1e3,
     }
 
 
 def _bus_id(info: Any) -> str | None:
-    """A PCI address as in sysfs: "0000:3b:00.0"."""
+    """Format a PCI address as in sysfs: "0000:3b:00.0"."""
     return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
 def numa_node(sys: Path, pci: str | None) -> int | None:
-    """The NUMA node that a PCI device hangs on; None where the machine has no such notion,
-    or does not say.
+    """Return the NUMA node of a PCI device, or None if the machine does not say.
 
-    NVML's own `nvmlDeviceGetNumaNodeId` is another thing: the node that a GPU's memory is,
-    on Grace Hopper.
+    NVML's `nvmlDeviceGetNumaNodeId` means something else: the node that a GPU's own memory forms,
+    as on Grace Hopper.
     """
     with suppress(OSError, ValueError):
         node = int((sys / f"bus/pci/devices/{pci}/numa_node").read_text())
@@ -75,7 +73,7 @@ def numa_node(sys: Path, pci: str | None) -> int | None:
 
 @cache
 def cpus_near(uuid: str) -> set[int]:
-    """The cores of the NUMA node that a GPU hangs on; empty where the machine does not say."""
+    """Return the cores of a GPU's NUMA node. The set is empty if the machine does not say."""
     with devices.nvml() as library:
         if library is None:
             return set()
@@ -98,8 +96,9 @@ def cpus_near(uuid: str) -> set[int]:
 def _links(
     library: Any, handles: dict[str, Any], pci: dict[str, str | None]
 ) -> list[dict[str, Any]]:
-    """Each pair of the GPUs with its path over PCIe and its NVLinks; `link` is the better,
-    as nvidia-smi prints it.
+    """Return each pair of GPUs with its PCIe path and its number of NVLinks.
+
+    `link` is the better of the two, as nvidia-smi prints it.
     """
     remotes = {uuid: _nvlinks(library, handle) for uuid, handle in handles.items()}
     links = []
@@ -107,7 +106,7 @@ def _links(
         level = devices.ask(
             library, library.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other]
         )
-        path = PATHS.get(level)
+        path = PCIE_PATHS.get(level)
         count = nvlinks_between(remotes[one], remotes[other], pci[other])
         links.append(
             {
@@ -121,12 +120,12 @@ def _links(
 
 
 def _nvlinks(library: Any, handle: Any) -> list[str]:
-    """The far end of each active NVLink of a GPU: `SWITCH`, or the PCI address of another GPU."""
+    """Return the far end of each active NVLink: `SWITCH`, or the PCI address of another GPU."""
     ask = partial(devices.ask, library)
     ends = []
     for link in range(library.NVML_NVLINK_MAX_LINKS):
         if not ask(library.nvmlDeviceGetNvLinkState, handle, link):
-            continue  # inactive, or this GPU has not so many
+            continue  # The link is inactive, or this GPU has fewer links.
         kind = ask(library.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         remote = _bus_id(ask(library.nvmlDeviceGetNvLinkRemotePciInfo, handle, link))
         remote = SWITCH if kind == library.NVML_NVLINK_DEVICE_TYPE_SWITCH else remote
@@ -135,7 +134,12 @@ def _nvlinks(library: Any, handle: Any) -> list[str]:
 
 
 def nvlinks_between(one: list[str], other: list[str], other_pci: str | None) -> int:
-    """NVLinks that a pair can use at once, by the far ends of each GPU's links and the address of
-    the second: those from GPU to GPU, or those that both have to the machine's switches.
+    """Count the NVLinks that a pair of GPUs can use at once.
+
+    They are the links from GPU to GPU, or the links that both have to the machine's switches.
+
+    Args:
+        one, other: The far ends of the links of each GPU.
+        other_pci: The PCI address of the second GPU.
     """
     return one.count(other_pci) if other_pci in one else min(one.count(SWITCH), other.count(SWITCH))

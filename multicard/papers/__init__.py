@@ -1,11 +1,11 @@
-"""The two papers, arXiv 2505.22905 and 2503.15252, as data: what they print, and in which setting.
+"""The two papers, arXiv 2505.22905 and 2503.15252, as data: their figures and settings.
 
-| file | what it has |
+| file | content |
 |---|---|
 | figures.csv | every printed figure |
-| notes.csv | what to know of the figures, and misprints |
-| settings.yaml | settings, as printed, and as taken where the papers print nothing |
+| notes.csv | notes on the figures, and misprints |
+| settings.yaml | settings as printed, and as chosen if the papers print nothing |
 | in_full.csv | what each experiment takes on the papers' node |
 
-`printed.py` reads these files and imports nothing of multicard, so that everybody may read them.
+`printed.py` reads these files and imports nothing of multicard, so that any part may use it.
 """

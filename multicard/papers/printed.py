@@ -1,7 +1,7 @@
-"""The papers' printed figures, notes and settings.
+"""Read the papers' printed figures, notes and settings.
 
-Values that are only plotted are not known, and not there. Nothing that is printed is corrected:
-where it contradicts itself, a note says so.
+Values that are only plotted are unknown and left out. Nothing that is printed is corrected. If the
+papers contradict themselves, a note says so.
 """
 
 import csv
@@ -15,41 +15,40 @@ from typing import Any
 import msgspec
 
 FOLDER = Path(__file__).parent
-# Measures that compare two cells, in percent: the time on 1 GPU, or of the base, / the time; that
-# less 100; and the share of the base's time that is saved
-SPEEDUP_1GPU = "speedup_1gpu_percent"
-SPEEDUP = "speedup_base_percent"
-GAIN = "gain_percent"
-SAVED = "saved_percent"
-HARDWARE = "NVIDIA H100"  # of both papers
-METRIC = "metric:"  # begins a measure of profiles, before the metric's name
-# Table 4, the text data sets: its sizes are in figures.csv, its words in table4.csv
+# Measures that compare two cells, in percent.
+SPEEDUP_1GPU = "speedup_1gpu_percent"  # The time on 1 GPU / the time.
+SPEEDUP = "speedup_base_percent"  # The base's time / the time.
+GAIN = "gain_percent"  # The speedup over the base, less 100.
+SAVED = "saved_percent"  # The share of the base's time that is saved.
+HARDWARE = "NVIDIA H100"  # Both papers used it.
+METRIC = "metric:"  # Precedes the name of a profile's metric.
+# Table 4, the text data sets: its sizes are in figures.csv, its words in table4.csv.
 DATASETS = "table4"
 
 
 @cache
 def rows(name: str, folder: Path = FOLDER) -> list[dict[str, str]]:
-    """The rows of a table of a folder, by default this one."""
+    """Return the rows of a table in a folder, by default this one."""
     with (folder / f"{name}.csv").open(newline="") as lines:
         return list(csv.DictReader(lines))
 
 
-# Figures and notes
+# ---- Figures and notes
 
 
 @dataclass(frozen=True)
 class PrintedFigure:
     """A figure of a paper.
 
-    paper, where: as a reader would look it up; `both papers` where they agree.
-    experiment: a file of conf/experiment, or DATASETS.
-    cell: swept columns to the values that it is for, as far as it names them.
-    measure: a column of the records, a comparison (GAIN ...), METRIC and a name, or a fact with its
-    unit at the end.
-    low, high: equal where it is one number, else a printed range.
-    how: `printed`; `derived`, a printed ratio less 100; `secondhand`, not of the papers but of a
-    summary by others.
-    note: the code of a note, or empty.
+    Attributes:
+        paper, where: Where a reader finds it. `both papers` if they agree. experiment: The name of
+        a file in conf/experiment, or DATASETS. cell: The swept columns and values to which the
+        figure belongs, as far as the paper says. measure: A column of the records, a comparison
+        (GAIN ...), METRIC with a name, or a fact that
+            ends with its unit.
+        low, high: The printed range. They are equal for a single number. how: `printed`; `derived`,
+        a printed ratio less 100; or `secondhand`, from a summary by others. note: The code of a
+        note, or "".
     """
 
     paper: str
@@ -77,7 +76,7 @@ class PrintedFigure:
 
     @property
     def text(self) -> str:
-        """Its value, with its unit and the cell."""
+        """The value with its unit and the cell."""
         factor, unit = (100, "%") if self.unit == "share" else (1, self.unit)
         ends = [f"{factor * end:,.10g}" for end in dict.fromkeys((self.low, self.high))]
         cell = " ".join(f"{key}={str(value).lower()}" for key, value in self.cell.items())
@@ -98,7 +97,7 @@ class PrintedFigure:
 
 @cache
 def everything() -> tuple[PrintedFigure, ...]:
-    """All figures, those of others' summaries too."""
+    """Return all figures, including the figures of others' summaries."""
     return tuple(_figure(row) for row in rows("figures"))
 
 
@@ -111,8 +110,9 @@ def _figure(row: dict[str, str]) -> PrintedFigure:
 
 
 def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
-    """Figures that the papers print for an experiment, all or of one measure;
-    not those of others' summaries.
+    """Return the figures that the papers print for an experiment, all or of one measure.
+
+    Figures from others' summaries are left out.
     """
     return [
         figure
@@ -124,7 +124,7 @@ def figures(experiment: str, measure: str | None = None) -> list[PrintedFigure]:
 
 
 def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedFigure | None:
-    """The figure for exactly this cell, where it is a single number."""
+    """Return the figure for exactly this cell if it is a single number."""
     return next(
         (figure for figure in candidates if figure.cell == dict(cell) and figure.exact), None
     )
@@ -132,8 +132,9 @@ def at(candidates: Iterable[PrintedFigure], cell: Mapping[str, Any]) -> PrintedF
 
 @dataclass(frozen=True)
 class SourcedFigures:
-    """The figures of a source, as texts by the name of their measure; of the papers,
-    or `secondhand`.
+    """The figures of one source, as texts by the name of their measure.
+
+    The source is a paper, or a summary by others (`secondhand`).
     """
 
     source: str
@@ -146,7 +147,7 @@ class SourcedFigures:
 
 
 def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[SourcedFigures]:
-    """The figures, by their source, that a table of an experiment does not show."""
+    """Return the figures of an experiment that its table does not show, by source."""
     in_columns = {figure.measure for figure in shown}
     by_source: dict[tuple[str, bool], SourcedFigures] = {}
     for figure in everything():
@@ -161,7 +162,7 @@ def elsewhere(experiment: str, shown: Iterable[PrintedFigure]) -> list[SourcedFi
 
 @dataclass(frozen=True)
 class Footnote:
-    """A note on printed figures, by its code in notes.csv."""
+    """A note on printed figures. Its code is in notes.csv."""
 
     code: str
     is_misprint: bool
@@ -169,7 +170,7 @@ class Footnote:
 
 
 def footnotes(experiment: str) -> list[Footnote]:
-    """Notes on the figures printed for an experiment, misprints and contradictions last."""
+    """Return the notes on an experiment's figures: first explanations, then misprints."""
     return [
         Footnote(note["code"], note["kind"] == "misprint", note["says"])
         for note in rows("notes")
@@ -177,12 +178,13 @@ def footnotes(experiment: str) -> list[Footnote]:
     ]
 
 
-# Settings
+# ---- Settings
 
 
 class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An experiment's value in place of the printed one;
-    `comparable` if its figures may be compared all the same.
+    """An experiment's value in place of the printed one.
+
+    If it is `comparable`, the figures may be compared nevertheless.
     """
 
     value: Any
@@ -191,8 +193,14 @@ class Instead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Columns and their values; a list is an axis. kept: defaults that no table names. beyond:
-    cells of the experiment that the papers do not have.
+    """Columns and their values. A list is an axis.
+
+    Attributes:
+        printed: Values that the papers print.
+        chosen: Values that the experiment chose because the papers print none.
+        kept: Defaults that no table names.
+        instead: Values that differ from the printed ones.
+        beyond: Cells of the experiment that the papers do not have.
     """
 
     printed: dict[str, Any] = {}
@@ -207,11 +215,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Papers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """settings.yaml.
+    """The content of settings.yaml.
 
-    hardware, memory_gib, versions: the papers' node, its memory and packages.
-    extract: a part of the file that experiments share. kinds,
-    experiments: settings by kind of run and by experiment.
+    Attributes:
+        hardware, memory_gib, versions: The papers' node, its memory and its packages.
+        extract: A part of the file that experiments share.
+        kinds, experiments: The settings by kind of run and by experiment.
     """
 
     hardware: str
@@ -228,19 +237,24 @@ def papers() -> Papers:
 
 
 def settings(kind: str, experiment: str) -> Settings:
-    """The settings of an experiment, with those of its kind."""
+    """Return the settings of an experiment, including the settings of its kind."""
     common = papers().kinds[kind]
-    own = papers().experiments.get(experiment, Settings())
-    chosen = common.chosen | own.chosen
-    kept = common.kept | own.kept
+    experiment_settings = papers().experiments.get(experiment, Settings())
+    chosen_values = common.chosen | experiment_settings.chosen
+    kept_values = common.kept | experiment_settings.kept
     return Settings(
-        common.printed | own.printed, chosen, kept, common.instead | own.instead, own.beyond
+        common.printed | experiment_settings.printed,
+        chosen_values,
+        kept_values,
+        common.instead | experiment_settings.instead,
+        experiment_settings.beyond,
     )
 
 
 @cache
 def in_full(experiment: str) -> str:
-    """A sentence on the time, disk and memory of an experiment on the papers' node, by the papers'
-    times, scaled by epochs, rows and GPUs; empty for an experiment that is not theirs.
+    """Return a sentence on the time, disk and memory of an experiment on the papers' node.
+
+    It scales the papers' times by epochs, rows and GPUs. It is "" for other experiments.
     """
     return next((row["takes"] for row in rows("in_full") if row["experiment"] == experiment), "")

@@ -1,31 +1,34 @@
-"""What of a tuning step the published rates of its GPU explain,
-and what is said where that is little.
-"""
+"""The record's comparison of a tuning step with the published rates of its GPU."""
 
 from typing import Annotated
 
 from msgspec import Struct
 
-from multicard.records.schema_parts import Float, Number
+from multicard.records.schema_types import Float, Number
 
 
 class Arithmetic(Struct):
-    """A tuning step beside what its GPU computes and moves in it at its published rates.
+    """How much of a tuning step its computation and memory traffic explain, at the published rates
+    of the GPU.
 
-    `cause` and what follows it are there where products take under a third of the step, nothing
-    else disturbed the run, and no diagnosis measured what bounds it: a diagnosis knows more.
+    `cause` and the keys after it are present if matrix products take under a third of the step,
+    nothing else disturbed the run, and no diagnosis was made: a diagnosis knows more.
     """
 
     share: Annotated[
-        Float, "of the median step, its products at the GPU's peak; recomputed ones count"
+        Float,
+        "time of matrix products at the GPU's peak, recomputed ones included, / the median step",
     ]
     moved_share: Annotated[
-        Number, "likewise reading the weights and updating them, at its memory's rate"
+        Number,
+        "time of reading and updating the weights at the memory's peak rate, / the median step",
     ]
-    tokens: Annotated[Float, "that a rank computes in a step, padding too"]
-    cause: Annotated[str | None, "host, memory, input or unknown: what the rest of the step is"] = (
-        None
-    )
-    finding: Annotated[str | None, "the same in words"] = None
-    tries: Annotated[list[str], "overrides to try next, the best first, as they are typed"] = []
-    sentence: Annotated[str | None, "finding and what to try next"] = None
+    tokens: Annotated[Float, "tokens that a rank computes in a step, including padding"]
+    cause: Annotated[
+        str | None, "what takes the rest of the step: host, memory, input or unknown"
+    ] = None
+    finding: Annotated[str | None, "the cause in words"] = None
+    tries: Annotated[
+        list[str], "overrides to try next, ready to type, the most promising first"
+    ] = []
+    sentence: Annotated[str | None, "the finding with what to try next"] = None

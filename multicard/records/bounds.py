@@ -1,27 +1,25 @@
-"""What bounds a run, as one place says it: measured by ablations,
-else by the GPU's published rates.
+"""Determines the bottleneck of a run, from ablations or else from the GPU's published rates.
 
-The line at a run's end, the page, `best` and Python all ask here,
-so that no two of them contradict.
+The line at a run's end, the page, `best` and Python all use this module, so that they agree.
 """
 
 from dataclasses import dataclass
 
 from multicard.records.schema import AnyRecord, LlmRecord
 
-# before it, in the sentences of records that have no advice by itself
+# Separates finding and advice in sentences of records that have no key for the advice.
 OLD_ADVICE = ". To try next: "
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What bounds a run.
+    """The bottleneck of a run.
 
     Fields:
         sentence: the finding with what to try next.
         finding: the largest cost, in words.
-        tries: what to try next, the best first: overrides as they are typed, or words.
-        is_measured: by ablations of `diagnose=true`.
+        tries: what to try next, the most promising first, as overrides or in words.
+        is_measured: whether it was measured by the ablations of `diagnose=true`.
     """
 
     sentence: str
@@ -31,17 +29,21 @@ class Bound:
 
 
 def of(record: AnyRecord) -> Bound | None:
-    """What bounds a run; None where nobody knows. What was measured by ablations comes first."""
-    told = record.diagnosis
-    if told is not None and told.sentence is not None:
-        finding = told.finding
-        advice = told.advice
+    """Return the bottleneck of a run; None if it is unknown. Ablations take precedence."""
+    diagnosis = record.diagnosis
+    if diagnosis is not None and diagnosis.sentence is not None:
+        finding = diagnosis.finding
+        advice = diagnosis.advice
         if finding is None:
-            before, _, after = told.sentence.partition(OLD_ADVICE)
+            before, _, after = diagnosis.sentence.partition(OLD_ADVICE)
             finding = before.partition(": ")[2] or before
             advice = after or None
-        return Bound(told.sentence, finding, () if advice is None else (advice,), is_measured=True)
-    found = record.arithmetic if isinstance(record, LlmRecord) else None
-    if found is None or found.sentence is None or found.finding is None:
+        return Bound(
+            diagnosis.sentence, finding, () if advice is None else (advice,), is_measured=True
+        )
+    arithmetic = record.arithmetic if isinstance(record, LlmRecord) else None
+    if arithmetic is None or arithmetic.sentence is None or arithmetic.finding is None:
         return None
-    return Bound(found.sentence, found.finding, tuple(found.tries), is_measured=False)
+    return Bound(
+        arithmetic.sentence, arithmetic.finding, tuple(arithmetic.tries), is_measured=False
+    )

@@ -1,4 +1,4 @@
-"""Which runs may be compared: those that differ in one thing, on the same machine and commit."""
+"""Decides which runs may be compared: runs that differ in one thing, on one machine and commit."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,29 +14,29 @@ from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.records import limits
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
-from multicard.records.schema_parts import TextRows
+from multicard.records.schema_data import TextRows
 
-DATA = "data"  # the fingerprint of the data, as a column of tables
-REPETITION = "repetition"  # the number of the repetition, also a column
-# torchtune's, which follows from the method and the number of GPUs unless it is forced
+DATA = "data"  # The column for the fingerprint of the data.
+REPETITION = "repetition"  # The column for the number of the repetition.
+# torchtune's recipe, which follows from the method and the number of GPUs unless it is forced.
 RECIPE = "recipe"
 SCALE = "scale"
-ALL_THREADS = "all_threads"  # of all ranks
-LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # columns that only newer records have
+ALL_THREADS = "all_threads"  # The number of threads of all ranks together.
+LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # Columns that older records lack.
 
-DOUBTFUL = "?"  # marks an efficiency above the possible
+DOUBTFUL = "?"  # Marks an efficiency that is too high to be true.
 DOUBTFUL_MEANING = Message(
     "notes.doubtful",
     f"above {formulas.DOUBTFUL_EFFICIENCY:.0%} of the ideal, which more GPUs alone cannot give: the"
-    " run on one was slower for another cause (fewer cores, load of others, clocks); measure it"
+    " run on one GPU was slowed by another cause (fewer cores, other load, clocks); measure it"
     " again",
     above=formulas.DOUBTFUL_EFFICIENCY,
 )
 
 
 def measured_settings(config: dict[str, Any]) -> dict[str, str]:
-    """A configuration as "group.key" to JSON text,
-    without keys that do not change the measurement.
+    """Flatten a configuration to "group.key" and JSON text, without keys that do not change the
+    measurement.
     """
     beside = schema.beside()
     return {
@@ -47,61 +47,67 @@ def measured_settings(config: dict[str, Any]) -> dict[str, str]:
 
 
 def reference(record: AnyRecord, records: Sequence[AnyRecord], **axes: Any) -> AnyRecord | None:
-    """The `ok` record that has these values on `axes` and equals `record` in all else, data and
-    machine too; among several repetitions, the one with the same number. Probes do not count.
+    """Return the `ok` record that has the given values on `axes` and equals `record` in everything
+    else, including data and machine.
+
+    Among several repetitions, the one with the same number is preferred. Probes do not count.
     """
-    measured = [r for r in records if r.status == "ok" and not r.is_probe]
-    alike = [r for r in measured if _all_but(r, [*axes]) == _all_but(record, [*axes])]
-    alike = [
-        r for r in alike if all(r.axes.get(axis, value) == value for axis, value in axes.items())
+    measured_records = [r for r in records if r.status == "ok" and not r.is_probe]
+    candidates = [r for r in measured_records if _all_but(r, [*axes]) == _all_but(record, [*axes])]
+    candidates = [
+        r
+        for r in candidates
+        if all(r.axes.get(axis, value) == value for axis, value in axes.items())
     ]
-    return min(alike, key=lambda r: r.repetition != record.repetition, default=None)
+    return min(candidates, key=lambda r: r.repetition != record.repetition, default=None)
 
 
 def _all_but(record: AnyRecord, axes: list[str]) -> tuple[Any, ...]:
-    """All that has to be equal for two records to differ in `axes` alone."""
+    """Return everything that has to be equal if two records differ only in `axes`."""
     settings = measured_settings(record.config)
     left_out = {*axes, *(following(settings) if "gpus" in axes else ())}
     rest = {key: value for key, value in settings.items() if key.partition(".")[0] not in left_out}
-    # the cores are shared by another number of ranks
+    # With another number of GPUs, another number of ranks shares the cores.
     threads = None if "gpus" in axes else record.threads
     origin = [record.axes.get("device"), record.hardware, record.commit, record.dirty]
     return rest, *origin, content(record), threads
 
 
 def following(settings: Mapping[str, Any]) -> set[str]:
-    """Keys of a run's settings, or columns, that follow from its number of ranks, which so changes
-    no training: a rank's batch or the accumulation, of a global batch.
+    """Return the keys and columns that follow from the number of ranks, and so do not change the
+    training: with a global batch, the batch per rank or the accumulation.
     """
     if settings.get("global_batch_size") in (None, "null"):
         return set()
     follows = {"batch_size_asked", *schema.keys(Role.follows)}
     if str(settings.get("batch_size_asked")).strip('"') != GLOBAL:
-        follows.remove("batch_size")  # it was given
+        follows.remove("batch_size")  # The user gave it, so it does not follow.
     return follows
 
 
 def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
-    """The axes to show, those in `always` and those that differ,
-    and then the keys that differ beside them.
+    """Return the axes to show, which are those in `always` and those that differ, and then other
+    keys that differ.
     """
     axes = dict.fromkeys(chain.from_iterable(record.axes for record in records))
     settings = [measured_settings(record.config) for record in records]
     keys = dict.fromkeys([*axes, *chain.from_iterable(settings), DATA, REPETITION])
     rows = []
-    for own, record in zip(settings, records, strict=True):
-        about = {DATA: content(record), REPETITION: record.repetition or 1}
-        rows.append(own | {axis: cell(record, axis) for axis in record.axes} | about)
+    for settings_of_record, record in zip(settings, records, strict=True):
+        columns = {DATA: content(record), REPETITION: record.repetition or 1}
+        rows.append(
+            settings_of_record | {axis: cell(record, axis) for axis in record.axes} | columns
+        )
     differ = apart(rows, keys)
     return [key for key in keys if key in differ or (key in axes and key in always)]
 
 
 def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Those of `keys` in which rows differ, in their order;
-    a row that lacks a key does not differ there.
+    """Return the `keys` in which the rows differ, in their order. A row that lacks a key does not
+    count as different.
 
-    Left out is what follows from another key: what an option or axis brings with it
-    (`dataset.mean`, torchtune's recipe) and what `scale=smoke` sets.
+    Keys that follow from another key are left out: what an option or axis sets
+    (`dataset.mean`, torchtune's recipe), and what `scale=smoke` sets.
     """
     differ = [
         key
@@ -110,7 +116,7 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         > 1
     ]
     if SCALE in differ:
-        # records older than scales are of full
+        # Records from before the key `scale` existed have full scale.
         scales = {row.get(SCALE) or Scale.full.value for row in rows}
         by_scale = [
             [row for row in rows if (row.get(SCALE) or Scale.full.value) == scale]
@@ -123,25 +129,27 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         ]
     options = {key.removesuffix(".name") for key in differ}
     follows = set[str]().union(*map(following, rows))
-    brought = [key for key in differ if key in (RECIPE, *LATER, *follows) or _brought(key, options)]
-    needed = [key for key in differ if key not in brought]
-    for key in brought:
-        telling = [
+    implied = [
+        key for key in differ if key in (RECIPE, *LATER, *follows) or _is_implied(key, options)
+    ]
+    needed = [key for key in differ if key not in implied]
+    for key in implied:
+        relevant = [
             name
             for name in needed
             if key != DATA or Role.content in schema.of(name.partition(".")[0])
         ]
-        if kinds(rows, [*telling, key]) > kinds(rows, telling):
+        if kinds(rows, [*relevant, key]) > kinds(rows, relevant):
             needed.append(key)
     return needed
 
 
 def kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
-    """How many different values the rows have under `keys` together."""
+    """Count the distinct combinations of values that the rows have under `keys`."""
     return len({tuple(row.get(key) for key in keys) for row in rows})
 
 
-def _brought(key: str, options: set[str]) -> bool:
+def _is_implied(key: str, options: set[str]) -> bool:
     group, _, inner = key.partition(".")
     return bool(inner) and (
         inner in options or (group in options and (inner != "name" or group != key))
@@ -149,12 +157,12 @@ def _brought(key: str, options: set[str]) -> bool:
 
 
 def content(record: AnyRecord) -> str | None:
-    """The fingerprint of a run's data; None of older records."""
+    """Return the fingerprint of a run's data; None for older records."""
     return record.data and record.data.fingerprint
 
 
 def cell(record: AnyRecord, name: str) -> str:
-    """A run's value of an axis or key, as the command line takes it."""
+    """Format a run's value of an axis or key as the command line takes it."""
     if name in record.axes:
         value = record.axes[name]
         if value is None:
@@ -173,29 +181,29 @@ def _commit(record: AnyRecord) -> str:
 
 
 def notes(records: Sequence[AnyRecord]) -> list[str]:
-    """Notes below a table of these records: several commits or machines, shared GPUs, restarts."""
+    """Return notes for the table of these records, such as several commits or shared GPUs."""
     lines: list[str] = []
     measured = [record for record in records if record.config]
     commits = set(map(_commit, measured))
-    for name, found in (
+    for name, values in (
         ("commits", commits),
         ("machines", {str(record.hardware) for record in measured}),
     ):
-        if len(found) > 1:
+        if len(values) > 1:
             line = Message(
                 "notes.several",
                 f"measured on several {name}, not compared with one another:"
-                f" {', '.join(sorted(found))}",
+                f" {', '.join(sorted(values))}",
                 what=name,
-                found=sorted(found),
+                found=sorted(values),
             )
             lines.append(line)
     inputs = [record.input or {} for record in measured if isinstance(record, VisionRecord)]
     if streamed := sum((read.get("train") or {}).get("mode") == "streamed" for read in inputs):
         line = Message(
             "notes.streamed",
-            f"{streamed} with more images than dataset.device_budget_bytes: they crossed batch by"
-            " batch",
+            f"{streamed} of the runs had more images than fit in dataset.device_budget_bytes: they"
+            " were copied to the device batch by batch",
             key="dataset.device_budget_bytes",
             runs=streamed,
         )
@@ -206,7 +214,7 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if any(skipped):
         line = Message(
             "notes.broken-images",
-            f"up to {max(skipped)} broken images left out: see input in the records",
+            f"up to {max(skipped)} broken images were left out: see input in the records",
             images=max(skipped),
         )
         lines.append(line)
@@ -218,7 +226,7 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
     if broken := max((counts.broken or 0 for counts in rows), default=0):
         line = Message(
             "notes.broken-rows",
-            f"up to {broken} broken rows left out: see text_rows in the records",
+            f"up to {broken} broken rows were left out: see text_rows in the records",
             rows=broken,
         )
         lines.append(line)
@@ -227,8 +235,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         left_out = f", {cut.left_out} of them left out: no label remained" if cut.left_out else ""
         line = Message(
             "notes.cut-rows",
-            f"up to {cut.cut} of {cut.read} rows cut at max_seq_len{left_out} (see text_rows in the"
-            " records)",
+            f"up to {cut.cut} of {cut.read} rows were cut at max_seq_len{left_out}"
+            " (see text_rows in the records)",
             key="max_seq_len",
             cut=cut.cut,
             read=cut.read,
@@ -242,8 +250,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         names = sorted({str(other.name or other.pid) for other in every_other})
         line = Message(
             "notes.disturbed",
-            f"{limits.DISTURBED.sign} others used the GPUs of {len(disturbed)} while they were"
-            f" measured ({', '.join(names)}): see gpu.disturbed_by in the records",
+            f"{limits.DISTURBED.sign} during {len(disturbed)} of the runs, other programs used"
+            f" their GPUs ({', '.join(names)}): see gpu.disturbed_by in the records",
             runs=len(disturbed),
             names=names,
         )
@@ -253,8 +261,8 @@ def notes(records: Sequence[AnyRecord]) -> list[str]:
         cores = limits.busy_share(most) * (most.cores or 0)
         line = Message(
             "notes.loaded",
-            f"{limits.LOADED.sign} others kept up to {cores:.1f} of {most.cores} cores busy during "
-            f"{count(len(busy), 'run')}: see load in the records",
+            f"{limits.LOADED.sign} other programs kept up to {cores:.1f} of {most.cores} cores busy"
+            f" during {count(len(busy), 'run')}: see load in the records",
             cores=round(cores, 1),
             of=most.cores,
             runs=len(busy),

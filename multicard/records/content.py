@@ -1,11 +1,12 @@
-"""Fingerprints of data: equal where the content is equal, wherever it lies.
+"""Fingerprints of data: equal if the content is equal, wherever it is stored.
 
-A part of the data (the data set, the tokenizer's files, a checkpoint) is a list of named blobs:
-files and arrays. Its digits cover every name and size in order, and content: all of it up to
-BUDGET_BYTES in MOST_FILES blobs. Of more, an equal share of the budget of each blob, of MOST_FILES
-evenly spaced ones where there are more: pieces of PIECE_BYTES, evenly spaced from its first byte to
-its last. So a change of bytes that leaves all sizes alone is missed where it lies outside of the
-pieces. Dates and folders above the data are not covered.
+A part of the data (the data set, the tokenizer's files, a checkpoint) is a list of named blobs,
+which are files and arrays. Its digits cover every name and size, in order, and the content.
+
+Content is hashed completely up to BUDGET_BYTES in MOST_FILES blobs. Above that, MOST_FILES evenly
+spaced blobs are sampled, each with an equal share of the budget, in evenly spaced pieces of
+PIECE_BYTES. A change that leaves all sizes the same is therefore missed if it lies between the
+pieces. Dates, and folders above the data, are not covered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,24 +14,24 @@ from hashlib import sha256
 from pathlib import Path
 
 from multicard.messages import Refusal
-from multicard.records.schema_parts import DataContent
+from multicard.records.schema_data import DataContent
 
 BUDGET_BYTES = 64 << 20
 MOST_FILES = 1024
 PIECE_BYTES = 64 << 10
-DIGITS = 12  # hex digits of a fingerprint
-Blob = tuple[str, Path | memoryview]  # its name within the data, and a file or its bytes
+DIGITS = 12  # Hex digits of a fingerprint.
+Blob = tuple[str, Path | memoryview]  # The name within the data, and a file or the bytes.
 Parts = Mapping[str, Sequence[Blob]]
 
 
 def fingerprint(parts: Parts) -> DataContent:
-    """The record's `data`.
+    """Return the record's `data`.
 
     Args:
-        parts: what the data consists of, by its name; those without blobs are left out.
+        parts: the parts of the data by name; parts without blobs are left out.
 
     Raises:
-        ValueError: a file that cannot be read.
+        ValueError: a file cannot be read.
     """
     digits = {}
     size_bytes = 0
@@ -39,13 +40,16 @@ def fingerprint(parts: Parts) -> DataContent:
         if blobs:
             digits[part], own_bytes, own_hashed_bytes = _digest(blobs)
             size_bytes, hashed_bytes = size_bytes + own_bytes, hashed_bytes + own_hashed_bytes
-    whole = sha256(" ".join(f"{part}={own}" for part, own in digits.items()).encode())
-    return DataContent(whole.hexdigest()[:DIGITS], digits, size_bytes, hashed_bytes)
+    digest = sha256(
+        " ".join(f"{part}={part_digits}" for part, part_digits in digits.items()).encode()
+    )
+    return DataContent(digest.hexdigest()[:DIGITS], digits, size_bytes, hashed_bytes)
 
 
 def difference(before: DataContent | None, now: DataContent | None) -> str | None:
-    """The parts in which two fingerprints differ: "dataset 1a2b, now 3c4d";
-    None where those known of both agree.
+    """Return the parts in which two fingerprints differ, as in "dataset 1a2b, now 3c4d".
+
+    None if they agree in all parts that both have.
     """
     if before is None or now is None:
         return None
@@ -63,27 +67,28 @@ def text_blob(name: str, text: str) -> Blob:
 
 
 def unreadable(error: OSError) -> Refusal:
-    """The refusal of data that cannot be read."""
+    """Return the refusal of data that cannot be read."""
     return Refusal(
         "data.unreadable",
-        f"{error.filename}: cannot be read ({error.strerror}); see that it is there, and whole",
+        f"{error.filename}: cannot be read ({error.strerror}); check that it exists and is"
+        " complete",
         file=str(error.filename),
         reason=error.strerror,
     )
 
 
 def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
-    """The digits of a part, its bytes, and how many of them were hashed."""
+    """Return the digits of a part, its size in bytes, and how many bytes were hashed."""
     try:
         sizes = [
             blob.stat().st_size if isinstance(blob, Path) else blob.nbytes for _, blob in blobs
         ]
         names = "".join(f"{name}\0{size}\n" for (name, _), size in zip(blobs, sizes, strict=True))
-        # names of files may be of any bytes
+        # File names may be invalid UTF-8.
         digest = sha256(names.encode(errors="surrogateescape"))
         count = min(len(blobs), MOST_FILES)
-        whole = sum(sizes) <= BUDGET_BYTES and count == len(blobs)
-        share = None if whole else BUDGET_BYTES // count
+        is_small = sum(sizes) <= BUDGET_BYTES and count == len(blobs)
+        share = None if is_small else BUDGET_BYTES // count
         hashed_bytes = 0
         for number in range(count):
             index = number * (len(blobs) - 1) // max(1, count - 1)
@@ -96,7 +101,7 @@ def _digest(blobs: Sequence[Blob]) -> tuple[str, int, int]:
 
 
 def _pieces(blob: Path | memoryview, size: int, share: int | None) -> Iterator[bytes | memoryview]:
-    """A blob's bytes, or evenly spaced pieces of about `share` bytes in all."""
+    """Yield a blob's bytes, or evenly spaced pieces with about `share` bytes in total."""
     count = -(-size // PIECE_BYTES)
     if share is not None and size > share:
         count = max(1, share // PIECE_BYTES)

@@ -1,7 +1,7 @@
-"""The figures of a run, each declared once.
+"""Declares every figure of a run once.
 
-A figure is a number of a record that tables, charts, rankings, sweepers and W&B show. A new one is
-an entry of `FIGURES` (and a key of the schema that holds it); everything else reads this file.
+A figure is a number of a record that tables, charts, rankings, sweepers and W&B show. To add one,
+add an entry to `FIGURES`, and a key to the schema that holds it. All other code reads this file.
 """
 
 import inspect
@@ -14,51 +14,52 @@ from typing import Any, Literal, get_type_hints
 from msgspec import UNSET, Struct
 
 from multicard.records.schema import LlmRecord, Record, ScriptRecord, VisionRecord
-from multicard.records.schema_parts import described
+from multicard.records.schema_types import described
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 RECORDS: dict[str, type[Record]] = {
     record.kind: record for record in (VisionRecord, LlmRecord, ScriptRecord)
 }
 VISION, LLM, SCRIPT = ALL = tuple(RECORDS)
-BY_STEP = LLM, SCRIPT  # kinds whose losses are known step by step
-# By kind of run: the figures that tell how well it learned, the one that tells it best first
+BY_STEP = LLM, SCRIPT  # Kinds of runs whose loss is known for every step.
+# By kind of run, the figures that show how well the run learned; the most telling one comes first.
 LEARNING: Mapping[str, tuple[str, ...]] = {
     VISION: ("test_accuracy",),
-    # the training loss says little of rows that were not trained on
+    # The training loss says little about rows that were not trained on.
     LLM: ("held_out_loss", "loss_last_tenth"),
     SCRIPT: ("test_accuracy", "loss_last_tenth"),
 }
-# Every figure that tells how well a run of any kind learned
+# All figures that show how well a run of any kind learned.
 LEARNED = tuple(dict.fromkeys(chain.from_iterable(LEARNING.values())))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How an axis shows a quantity: values divided by `divisor`, in units of this name."""
+    """How an axis shows a quantity: as values divided by `divisor`, in the unit `name`."""
 
     name: str
     divisor: float = 1.0
-    least: float = 0.0  # largest value from which this scale suits
+    least: float = 0.0  # The scale suits axes whose largest value is at least this.
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of figures as they are recorded, and how a person reads them."""
+    """A unit in which figures are recorded, and how to show such a figure to a person."""
 
     name: str
     text: Callable[[float], str]
     scales: tuple[Scale, ...] = (Scale(""),)
 
     def scale(self, largest: float) -> Scale:
-        """The scale of an axis whose largest value is this."""
-        return next(
-            (scale for scale in reversed(self.scales) if largest >= scale.least), self.scales[0]
-        )
+        """Return the scale for an axis whose largest value is `largest`."""
+        for scale in reversed(self.scales):
+            if largest >= scale.least:
+                return scale
+        return self.scales[0]
 
 
 def seconds(count: float) -> str:
-    """Seconds to a tenth from 10 s on, else to four digits."""
+    """Format seconds with one decimal from 10 s on, and with four digits below."""
     return f"{count:,.1f}" if count >= 10 else f"{count:.4g}"
 
 
@@ -73,10 +74,10 @@ BYTES = Unit("bytes", in_bytes, _thousands("B", "kB", "MB", "GB", "TB"))
 JOULES = Unit("J", in_joules, _thousands("J", "kJ", "MJ", "GJ"))
 RATE = Unit("", lambda number: f"{number:,.0f}" if number >= 100 else f"{number:.3g}")
 SHARE = Unit("share", "{:.2%}".format, (Scale("%", 0.01),))
-# in the price's currency
+# Amounts of money are in the currency of the configured price.
 MONEY = Unit("", lambda number: f"{number:,.2f}" if number >= 10 else f"{number:.3g}")
 PLAIN = Unit("", lambda number: str(number) if isinstance(number, int) else f"{number:.4g}")
-# Of other columns, by the ending of the name, the first that fits
+# The unit of a column without a figure follows from its name; the first matching ending counts.
 ENDINGS = {
     "_per_s": RATE,
     "_s": SECONDS,
@@ -91,21 +92,23 @@ ENDINGS = {
 class Figure:
     """A figure of a run.
 
-    name: of its column, as `list --columns` takes it.
+    name: the name of its column, as `list --columns` takes it.
     title: the figure in a few words, for a chart or a panel.
-    place: attribute of the record struct, with dots between nested ones; by default the name.
-    unit: as recorded. better: which direction is better.
-    head: heading of its column in a table for people; by default the name.
-    summed: how the runs of a setting are summed up; of peak memory the highest, which must fit.
+    place: the attribute of the record that holds it, with dots between nested ones; by default the
+        name.
+    unit: the unit in which it is recorded.
+    better: the direction that is better.
+    head: the heading of its column in a table for people; by default the name.
+    summed: how the runs of a setting are summarized. Peak memory takes the maximum, which must fit.
     log: whether differences between runs are relative, so that logarithms are compared.
-    of_seeds: whether the seed decides it, so that runs of one seed say nothing of its spread.
-    counted: whether it is exact, as it is counted and not timed.
-    goal: what `best --goal` calls it; empty where settings are not ranked by it.
+    of_seeds: whether the seed determines it. Runs with one seed then do not show its spread.
+    counted: whether it is exact because it is counted, not timed.
+    goal: its name in `best --goal`; empty if settings are not ranked by it.
     listed: whether it is among the first columns of `list` and of the report.
-    at_end: the kinds of runs whose table at the end of a command has it.
-    if_room: that table leaves it out in a terminal that is too narrow for all.
-    keys: by kind of run, the keys of result.json that a derived figure is made of.
-    in_summary: its key in W&B's summary, where result.json has it in a list.
+    at_end: the kinds of runs whose table at the end of a command shows it.
+    if_room: whether this table drops it if the terminal is too narrow for all columns.
+    keys: by kind of run, the keys of result.json that a derived figure is computed from.
+    in_summary: its key in W&B's summary, if result.json holds it in a list.
     """
 
     name: str
@@ -127,47 +130,45 @@ class Figure:
     in_summary: str = ""
 
     def value(self, record: Record) -> Any:
-        """The figure of a record; None where it has none."""
-        found: Any = record
+        """Return the figure of a record, or None if the record lacks it."""
+        value: Any = record
         for part in (self.place or self.name).split("."):
-            found = getattr(found, part, None)
-        return None if found is UNSET else found
+            value = getattr(value, part, None)
+        return None if value is UNSET else value
 
     @property
     def can_be_disturbed(self) -> bool:
-        """True for what is timed: other programs, or a halt, change it. They change no count,
-        loss or peak.
+        """True for figures that are timed: other programs or a stall change times, but not counts,
+        losses or peaks.
         """
         return not (self.counted or self.of_seeds or self.summed == "max")
 
     def text(self, record: Record) -> str:
-        """The figure of a record for a person to read; "-" where it has none."""
+        """Format the figure of a record for a person; "-" if the record lacks it."""
         return text(self.name, self.value(record))
 
     def keys_of(self, kind: str) -> tuple[str, ...]:
-        """The keys of result.json that have the figure in a run of this kind."""
+        """Return the keys of result.json that hold the figure for a run of this kind."""
         if self.keys is not None:
             return self.keys.get(kind, ())
         key = (self.place or self.name).replace("steps.", f"{RECORDS[kind].steps_key}.", 1)
         return (key,) if key in numbers(RECORDS[kind]) else ()
 
     def summary_keys_of(self, kind: str) -> tuple[str, ...]:
-        """The keys of W&B's summary that have the figure in a run of this kind."""
+        """Return the keys of W&B's summary that hold the figure for a run of this kind."""
         keys = self.keys_of(kind)
         return (self.in_summary,) if keys and self.in_summary else keys
 
     @property
     def sentence(self) -> str:
-        """The schema's description."""
+        """The description of the figure in the schema."""
         if self.keys is None:
-            having = next(kind for kind in ALL if self.keys_of(kind))
-            return numbers(RECORDS[having])[self.keys_of(having)[0]]
+            kinds_with_figure = [kind for kind in ALL if self.keys_of(kind)]
+            kind = kinds_with_figure[0]
+            return numbers(RECORDS[kind])[self.keys_of(kind)[0]]
         place = self.place or self.name
-        return next(
-            inspect.getdoc(getattr(kind, place)) or ""
-            for kind in RECORDS.values()
-            if hasattr(kind, place)
-        )
+        structs_with_figure = [struct for struct in RECORDS.values() if hasattr(struct, place)]
+        return inspect.getdoc(getattr(structs_with_figure[0], place)) or ""
 
     def heading(self) -> str:
         return self.head or self.name
@@ -191,7 +192,7 @@ _money = partial(Figure, unit=MONEY, better="lower", keys={})
 _mfu = partial(Figure, unit=SHARE, better="higher", if_room=True, at_end=(LLM,))
 _counted = partial(Figure, unit=BYTES, counted=True)
 
-# In the order of their columns. A run that did not end ok has the figures of the part that it
+# The order is that of the columns. If a run did not end ok, its figures cover the part that it
 # finished.
 FIGURES = {
     figure.name: figure
@@ -319,7 +320,7 @@ FIGURES = {
         _mfu("mfu", "model FLOPs utilisation, with padding", head="MFU with padding"),
     )
 }
-# Of charts: what the analysis derives from several runs, or from an epoch
+# Figures of charts, which the analysis derives from several runs or from an epoch.
 DERIVED = {
     figure.name: figure
     for figure in (
@@ -333,34 +334,39 @@ GOALS = {figure.goal: figure for figure in FIGURES.values() if figure.goal}
 
 @cache
 def of_column(name: str) -> Figure:
-    """The figure that a column shows.
+    """Return the figure that a column shows.
 
-    A column that no figure has gets one by its name, whose ending gives the unit (`_s`, `_bytes`).
+    If no figure has this name, make one whose unit follows from the ending (`_s`, `_bytes`).
     """
-    other = Figure(
-        name,
-        name,
-        unit=next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), PLAIN),
-    )
-    return FIGURES.get(name) or DERIVED.get(name) or other
+    if name in FIGURES:
+        return FIGURES[name]
+    if name in DERIVED:
+        return DERIVED[name]
+    for ending, unit in ENDINGS.items():
+        if name.endswith(ending):
+            return Figure(name, name, unit=unit)
+    return Figure(name, name, unit=PLAIN)
 
 
 def taken_s(kind: str, value: Callable[[str], float | None]) -> float | None:
-    """Seconds of the work that runs of a kind are compared by: of the whole run,
-    or of a sample or token.
+    """Return the seconds that a run took for the work by which runs of its kind are compared: the
+    whole run, or one sample or token.
 
     Args:
-        value: the run's figure of a name.
+        value: returns the run's figure of a given name.
     """
     rates = RECORDS[kind].work_rates
-    rate = next(filter(None, map(value, rates)), None)
     if not rates:
         return value("total_s")
-    return None if rate is None else 1 / rate
+    for rate in rates:
+        per_s = value(rate)
+        if per_s:
+            return 1 / per_s
+    return None
 
 
 def text(name: str, value: Any) -> str:
-    """A column's value for a person to read, in its unit; "-" where there is none."""
+    """Format a column's value for a person, in its unit; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -370,13 +376,13 @@ def text(name: str, value: Any) -> str:
 
 @cache
 def numbers(struct: type[Struct]) -> dict[str, str]:
-    """The numbers of a record, as "total_s" or "step_s.mean", with what the schema says of them."""
-    found: dict[str, str] = {}
+    """Map each number of a record, such as "total_s" or "step_s.mean", to its description."""
+    descriptions: dict[str, str] = {}
     for name, hint in get_type_hints(struct, include_extras=True).items():
         types, text = described(hint)
         if {int, float} & {*types}:
-            found[name] = text
+            descriptions[name] = text
         for part in types:
             if isinstance(part, type) and issubclass(part, Struct):
-                found |= {f"{name}.{inner}": text for inner, text in numbers(part).items()}
-    return found
+                descriptions |= {f"{name}.{inner}": text for inner, text in numbers(part).items()}
+    return descriptions

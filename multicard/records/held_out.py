@@ -1,14 +1,14 @@
-"""The losses of a tuning run's held-out rows one by one, from its held_out.parquet.
+"""Reads the losses of a tuning run's held-out rows from its held_out.parquet.
 
 | column | type | meaning |
 |---|---|---|
 | row | integer | index of the row in the data set, or in its test files |
-| loss | number | summed over the row's labelled tokens, in nats; of a pair its DPO loss |
-| tokens | integer | labelled tokens of the row; 1 of a pair |
-| int4_loss | number | `loss` of the model once it is quantised; of method=qat and full alone |
+| loss | number | sum over the row's labelled tokens, in nats; for a pair, its DPO loss |
+| tokens | integer | number of labelled tokens of the row; 1 for a pair |
+| int4_loss | number | `loss` of the quantised model; only with method=qat and full |
 
-It is of the last evaluation: the sum of `loss` / the sum of `tokens` is the record's held-out loss,
-and that of `int4_loss` is its loss in int4.
+The losses are those of the last evaluation. The record's held-out loss is the sum of `loss` divided
+by the sum of `tokens`, and its loss in int4 is computed likewise from `int4_loss`.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 
 FILE = "held_out.parquet"
-# columns
+# Names of columns.
 LOSS = "loss"
 INT4_LOSS = "int4_loss"
 
 
 @dataclass(frozen=True, eq=False)
 class RowLosses:
-    """Held-out rows in ascending order: index, summed loss in nats and labelled tokens,
-    each (rows,).
+    """Held-out rows in ascending order: index, summed loss in nats, and labelled tokens. All arrays
+    have shape (rows,).
     """
 
     row: np.ndarray
@@ -34,22 +34,22 @@ class RowLosses:
 
     @property
     def mean(self) -> float:
-        """The mean loss of a token, in nats."""
+        """The mean loss per token, in nats."""
         return float(self.loss.sum() / self.tokens.sum())
 
 
 def read(folder: Path, losses: str = LOSS) -> RowLosses | None:
-    """The rows of a run; None without a file of them, or with one that is no such table.
+    """Read the rows of a run; None if the file is absent or not such a table.
 
     Args:
-        losses: the column of their losses.
+        losses: the column of the losses.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(folder / FILE, columns=["row", losses, "tokens"]).sort_by("row")
-    # Arrow opens no path that is no UTF-8
+    # Arrow raises UnicodeError for a path that is invalid UTF-8.
     except (OSError, pa.ArrowException, KeyError, UnicodeError):
         return None
     if any(column.null_count for column in table.columns):

@@ -1,7 +1,7 @@
-"""A journal on disk: what a long command knows, a JSON object a line,
-from which the same command goes on.
+"""A journal on disk, from which an interrupted long command continues.
 
-One command at a time has a journal. A line that was cut off does not count.
+Each line is a JSON object. Only one command at a time may use a journal. A truncated line is
+ignored.
 """
 
 import json
@@ -22,17 +22,17 @@ class JournalError(OSError):
 
 
 class Journal:
-    """The entries of earlier commands, and those of this one.
+    """The entries of earlier commands and of this one.
 
     Args:
-        path: of the file; its folder is made.
-        owner: the beginning of errors: the key that names the journal, and whose it is.
-        head: what must be the same for earlier entries to count; the first line. None: they always
-            count.
+        path: the file; its folder is created.
+        owner: how error messages begin: with the key that names the journal, and its owner.
+        head: values that must be unchanged for earlier entries to count. They are the first line.
+            None if earlier entries always count.
         anew: forget earlier entries.
 
     Raises:
-        ValueError: another command has the journal now, or its head differs.
+        ValueError: another command is using the journal, or its head differs.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Journal:
         except Timeout:
             raise Refusal(
                 "journal.in-use",
-                f"{owner}: another command has it now; choose another name",
+                f"{owner}: another command is using it now; choose another name",
                 owner=owner,
             ) from None
         text = path.read_text() if path.exists() and not anew else ""
@@ -58,11 +58,12 @@ class Journal:
             before = self.entries.pop(0)
             changed = [key for key, value in head.items() if before.get(key) != value]
             if changed:
-                self._lock.release()  # whoever keeps the error keeps this journal
+                # The traceback of the error keeps this object alive, and with it the lock.
+                self._lock.release()
                 raise Refusal(
                     "journal.other-head",
-                    f"{owner}: it was cut off with another {' and '.join(changed)}; choose another"
-                    f" name, or remove {path}",
+                    f"{owner}: it was interrupted with another {' and '.join(changed)}; choose"
+                    f" another name, or remove {path}",
                     owner=owner,
                     changed=changed,
                     file=str(path),
@@ -71,18 +72,19 @@ class Journal:
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if text else os.O_TRUNC)
         self._file = os.fdopen(private.no_link(path, flags), "a" if text else "w")
         if text and not text.endswith("\n"):
-            self._file.write("\n")  # after the line that was cut off
+            self._file.write("\n")  # End the line that an earlier command left truncated.
         if head is not None:
             self._write(head)
 
     def add(self, **values: Any) -> None:
-        """Add an entry, at once on disk; a JournalError says that it cannot be written."""
+        """Add an entry and write it to disk at once; a JournalError says that this failed."""
         self.entries.append(values)
         self._write(values)
 
     def close(self) -> None:
-        """Let other commands have it."""
-        with suppress(OSError):  # of a line that could not be written, as `add` has said
+        """Release the journal for other commands."""
+        # Closing fails again for a line that could not be written; `add` has reported it.
+        with suppress(OSError):
             self._file.close()
         self._lock.release()
 
@@ -101,8 +103,6 @@ class Journal:
 
 
 def code_and_machine() -> dict[str, Any]:
-    """A journal's head where its entries are measurements: the commit with its changes,
-    and the machine.
-    """
+    """Return the head for a journal of measurements: the commit, its changes, and the machine."""
     code = environment.git() or {}
     return {"code": [code.get("commit"), code.get("changes")], "machine": environment.host()}

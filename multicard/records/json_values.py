@@ -1,4 +1,4 @@
-"""Values as JSON has them: no NaN, no infinity, and text alone."""
+"""Converts values to what JSON supports: no NaN, no infinity, and valid text."""
 
 import math
 from typing import Any
@@ -10,12 +10,12 @@ from multicard.messages import as_text
 
 
 def builtins(value: Any) -> Any:
-    """A value, or a struct, in types that JSON has."""
+    """Convert a value or a struct to the types that JSON has."""
     return msgspec.to_builtins(value, enc_hook=_plain)
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy's as one of Python's, a message as its text."""
+    """Convert a NumPy number to a Python number, and a message to its text."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -24,8 +24,8 @@ def _plain(value: Any) -> Any:
 
 
 def readable(value: Any) -> Any:
-    """`value` with None for every NaN and infinity,
-    and with text for every name of other bytes (`as_text`).
+    """Return `value` with None in place of NaN and infinity, and with invalid text replaced
+    (`as_text`).
     """
     if isinstance(value, dict):
         return {readable(key): readable(item) for key, item in value.items()}

@@ -1,5 +1,6 @@
-"""What of a record limits what may be said of it.
-`multicard.records.limits` says what each fact forbids.
+"""Functions that find limiting facts in a record.
+
+`multicard.records.limits` defines what each fact forbids.
 """
 
 from collections.abc import Callable
@@ -10,16 +11,16 @@ from multicard.messages import Message
 from multicard.records.schema import AnyRecord, ScriptRecord
 from multicard.records.trained_weights import ApartBy
 
-SEEN_SHARE = 0.01  # of the test images, trained on too, from which accuracy is limited
-MOST_NAMED = 8  # slow steps, in a sentence
-# What the recorder of a script's steps saw, and how the oldest records say it
+SEEN_SHARE = 0.01  # From this share of test images that are also trained on, accuracy is limited.
+MOST_NAMED = 8  # A sentence lists at most this many slow steps.
+# Codes of facts that the recorder of a script's steps observed. The oldest records have only texts.
 APART_CODE = "script.no-process-group"
 OLD_APART = "no process group"
 WENT_ON_CODE = "script.went-on"
 
 
 def is_crowded(record: AnyRecord) -> bool:
-    """True where a node ran more CPU ranks than it had cores."""
+    """True if a node ran more CPU ranks than it had cores."""
     ranks = int(record.axes.get("gpus") or 1)
     return record.axes.get("device") == "cpu" and record.cores is not None and ranks > record.cores
 
@@ -37,8 +38,8 @@ def slow_steps(record: AnyRecord) -> list[int]:
     return [] if record.steps is None else record.steps.slow_steps
 
 
-def tell_slow_steps(record: AnyRecord) -> Message:
-    """The sentence of a record with slow steps, which names the first of them."""
+def slow_steps_message(record: AnyRecord) -> Message:
+    """Return the sentence for a record with slow steps, which lists the first of them."""
     steps = slow_steps(record)
     named = ", ".join(map(str, steps[:MOST_NAMED]))
     more = f" and {len(steps) - MOST_NAMED} more" if len(steps) > MOST_NAMED else ""
@@ -60,7 +61,7 @@ def is_test_seen(record: AnyRecord) -> bool:
 
 
 def trained_apart(record: AnyRecord) -> bool:
-    """True for a script whose ranks did not join a process group, as its recorder saw."""
+    """True for a script whose recorder saw that its ranks did not join a process group."""
     if not isinstance(record, ScriptRecord):
         return False
     if record.trained is not None:
@@ -71,10 +72,10 @@ def trained_apart(record: AnyRecord) -> bool:
 
 
 def went_on(record: AnyRecord) -> bool:
-    """True for a script that went on from what an earlier run left."""
+    """True for a script that continued from files of an earlier run."""
     return isinstance(record, ScriptRecord) and WENT_ON_CODE in record.seen_codes
 
 
 def apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
-    """True for a script whose ranks trained apart, as this shows."""
+    """Return a test for scripts whose ranks trained apart, as `reason` shows."""
     return lambda record: isinstance(record, ScriptRecord) and record.apart_by == reason

@@ -1,6 +1,4 @@
-"""What a command found, written for a terminal, as JSON, CSV,
-Markdown and LaTeX: the one writer of all commands.
-"""
+"""Writes the results of all commands: for a terminal, and as JSON, CSV, Markdown or LaTeX."""
 
 import argparse
 import sys
@@ -15,7 +13,7 @@ from multicard.records.run_folder import json_text, write_text
 from multicard.records.text_table import TextTable, clean, terminal_width, to_csv
 
 STDOUT = Path("-")
-NAMED = 5  # skipped records that are named one by one
+NAMED = 5  # At most this many skipped records are named one by one.
 
 Rows = list[dict[str, Any]]
 
@@ -30,13 +28,13 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Output:
-    """What a command found.
+    """The result of a command.
 
-    lines: makes the text for a terminal of so many cells; None is any width.
+    lines: makes the text for a terminal of a given width in cells; None is any width.
     tables: makes the tables for Markdown and LaTeX.
-    rows: for CSV and JSON.
-    columns: of the CSV, in their order; None takes those that the rows have.
-    content: makes the JSON from the rows; None takes the rows and the tables' notes.
+    rows: the rows for CSV and JSON.
+    columns: the columns of the CSV in order; None takes all columns that the rows have.
+    content: makes the JSON from the rows; None writes the rows and the tables' notes.
     notes: lines after the others; on stderr if a file goes to stdout.
     code: the command's exit code.
     """
@@ -61,16 +59,18 @@ class Output:
         content = (
             self.content(rows) if self.content else {"rows": rows, "notes": [*filter(None, lines)]}
         )
-        told = (
+        skipped_json = (
             {}
             if skipped is None
-            else {"skipped": [{"folder": str(one.folder), "why": one.why} for one in skipped]}
+            else {
+                "skipped": [{"folder": str(record.folder), "why": record.why} for record in skipped]
+            }
         )
-        return json_text(content | told)
+        return json_text(content | skipped_json)
 
     def emit(self, options: argparse.Namespace, skipped: Sequence[Skipped] | None = None) -> None:
         """Write the files that the options of `add_formats` ask for, and print the lines. A format
-        that goes to stdout takes their place.
+        that goes to stdout replaces the lines.
 
         Args:
             skipped: run folders that could not be used; None for a command that reads none.
@@ -83,7 +83,7 @@ class Output:
             flags = [f"--{form}" for form in chosen]
             raise Refusal(
                 "output.one-file",
-                f"{', '.join(flags)}: two of them have one file; name another, or - once",
+                f"{', '.join(flags)}: two of them name the same file; choose another, or - once",
                 key=flags[0],
                 flags=flags,
             )
@@ -97,7 +97,7 @@ class Output:
             sys.stdout.write(contents[STDOUT])
             print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
         else:
-            # at once: 10,000 lines one by one take a second
+            # One call: printing 10,000 lines one by one takes a second.
             print("\n".join([*self.lines(terminal_width()), *notes]))
 
 
@@ -117,11 +117,11 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
 
 
 def file(text: str) -> Path:
-    """A file to write, in an existing folder."""
+    """Parse an argument as a file to write, in an existing folder."""
     path = Path(text)
     if path == STDOUT:
         message = Message(
-            "output.stdout", "-: the standard output has what this command says; name a file"
+            "output.stdout", "-: standard output is taken by this command's messages; name a file"
         )
         raise argparse.ArgumentTypeError(message)
     if path.exists() and not path.is_file():
@@ -140,12 +140,12 @@ def file(text: str) -> Path:
 
 
 def target(text: str) -> Path:
-    """A file to write, or - for the standard output."""
+    """Parse an argument as a file to write, or - for standard output."""
     return STDOUT if text == str(STDOUT) else file(text)
 
 
 def skipped_lines(records: Sequence[Skipped]) -> list[str]:
-    """A line for each record that could not be used, and one for those beyond the first few."""
+    """Return a line for each record that could not be used; the last line counts the rest."""
     lines = []
     for record in records[:NAMED]:
         folder = clean(str(record.folder))
@@ -156,13 +156,13 @@ def skipped_lines(records: Sequence[Skipped]) -> list[str]:
             reason=record.why,
         )
         lines.append(line)
-    more = len(records) - NAMED
-    if more > 0:
+    remaining = len(records) - NAMED
+    if remaining > 0:
         lines.append(
             Message(
                 "output.skipped-more",
-                f"skipped {more} more (`--json FILE` names all)",
-                records=more,
+                f"skipped {remaining} more (`--json FILE` names all)",
+                records=remaining,
             )
         )
     return lines

@@ -1,13 +1,14 @@
-"""Who measures into a run folder now: a process, or a job of SLURM,
-claims it until it has left a record.
+"""Makes sure that one process or SLURM job at a time measures into a run folder.
 
-A claim is a file beside the folder, of a name that nobody else takes, locked as long as its process
-lives. Who claims makes the file and then looks at the others: of two at once at least one sees the
-other. Whether another's claim still counts is known from SLURM for jobs; from the lock; without
-locks from the process's number and start; and of a process elsewhere from when it touched its file
-last.
+A process claims the folder until it has left a record. A claim is a file next to the folder. Its
+name is random, and it stays locked as long as its process lives. A process first makes its claim
+and then looks for other claims: if two processes start at once, at least one sees the other.
 
-A finished measurement is put aside meanwhile, until the new one has finished too.
+Whether another claim is still valid depends on its owner. For a job, SLURM says whether it is
+alive. For a process on this node, the lock says so, or without locks, its process id and start
+time. For a process elsewhere, the claim is valid if it was touched recently.
+
+If the folder holds a finished measurement, it is set aside until the new one has finished, too.
 """
 
 import fcntl
@@ -32,19 +33,21 @@ from multicard.messages import Refusal
 from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
 from multicard.records.steps import STEPS
 
-RUNNING = ".running"  # ends the name of a claim: ".CELL.RANDOM.running"
-# a process elsewhere that has not touched its claim for so long is gone
+RUNNING = ".running"  # A claim's file is called ".CELL.RANDOM.running".
+# A process elsewhere touches its claim every BEAT_S. If it has not for LEASE_S, it is dead.
 BEAT_S = 10.0
 LEASE_S = 120.0
-# of processes that claim at the same moment, and the longest pause between two
+# Processes that claim at the same moment back off for at most RETRY_S, and try TRIES times.
 TRIES = 5
 RETRY_S = 0.02
-LOCK = struct.Struct("@hhqqi0q")  # struct flock: kind, whence, start, length, process
+LOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length, pid
 
 
 class OwnershipClaim(Struct):
-    """What stands in a claim. started: of the process, in clock ticks.
-    locked: its file system has locks.
+    """The content of a claim.
+
+    started: the start time of the process, in clock ticks.
+    locked: whether the file system supports locks.
     """
 
     host: str = ""
@@ -56,47 +59,49 @@ class OwnershipClaim(Struct):
     locked: bool = False
 
 
-_own: dict[Path, int] = {}  # claims of this process, and their locked descriptors
+# The claims of this process, with the descriptors that hold their locks.
+_own_claims: dict[Path, int] = {}
 
 
 def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
-    """Have this process, or SLURM's `job`, alone measure into `folder`, until `release`.
+    """Reserve `folder` for this process, or for SLURM's `job`, until `release`.
 
-    Files of an earlier try are removed.
+    The files of an earlier attempt are removed.
 
     Args:
-        keep: keep the files of an earlier try, also where it was no start of the same job.
+        keep: keep the files of an earlier attempt even if it was not a start of the same job.
 
     Returns:
-        True where files of an earlier try are still there: the same job was requeued, or `keep`.
+        True if files of an earlier attempt are still there: the same job was requeued, or `keep`
+        was set.
 
     Raises:
-        ValueError: another process, or job, is measuring into it,
-            or it holds a measurement that cannot be read.
+        ValueError: another process or job is measuring into the folder, or it holds a measurement
+            that cannot be read.
     """
-    undo = _drop
-    _drop(folder)
+    undo = _end_own_claims
+    _end_own_claims(folder)
     keep = keep or (job is not None and is_held_by(folder, job))
-    who = None
+    holder = None
     try:
         for _ in range(TRIES):
-            _mark(folder, job)
-            who = owner(folder, job)
-            if who is None:
+            _make_claim(folder, job)
+            holder = owner(folder, job)
+            if holder is None:
                 break
-            _drop(folder)  # both may have just begun
+            _end_own_claims(folder)  # The other process may have begun at the same moment.
             pause(random.uniform(0, RETRY_S))
-        if who is not None:
-            raise _in_use(folder, who)
-        _forget(folder, job)
+        if holder is not None:
+            raise _in_use(folder, holder)
+        _remove_stale_claims(folder, job)
         if keep:
             return True
         measured = finished(folder) is not None
         status = (read_json(folder / RESULT) or {}).get("status")
         if not measured and status in DONE:
-            raise _broken(folder)
-        if measured and not _aside(folder).exists():
-            folder.rename(_aside(folder))
+            raise _unreadable_measurement(folder)
+        if measured and not _set_aside_path(folder).exists():
+            folder.rename(_set_aside_path(folder))
         undo = disclaim
         if folder.exists():
             shutil.rmtree(folder)
@@ -107,126 +112,133 @@ def claim(folder: Path, job: str | None = None, keep: bool = False) -> bool:
     return False
 
 
-def _in_use(folder: Path, who: str) -> Refusal:
+def _in_use(folder: Path, holder: str) -> Refusal:
     files = [str(path) for path in claims(folder)]
     return Refusal(
         "claim.in-use",
-        f"name={folder.parent.name}: {who} is measuring {folder.name}; wait for it "
+        f"name={folder.parent.name}: {holder} is measuring {folder.name}; wait for it "
         f"(if it is gone, remove {', '.join(files)})",
         key="name",
         cell=folder.name,
-        who=who,
+        who=holder,
         files=files,
     )
 
 
-def _broken(folder: Path) -> Refusal:
-    """The refusal to replace a measurement that cannot be read."""
+def _unreadable_measurement(folder: Path) -> Refusal:
+    """Return the refusal to replace a measurement that cannot be read."""
     name = folder.parent.name
     cell = folder.name
     if read(folder) is None:
         return Refusal(
             "claim.other-record",
-            f"name={name}: {cell}/{RESULT} is of another version of multicard, or altered; use that"
-            " version, choose another `name=NAME`, or remove the folder to measure again",
+            f"name={name}: {cell}/{RESULT} was altered, or written by another version of multicard;"
+            " use that version, choose another `name=NAME`, or remove the folder to measure again",
             key="name",
             cell=cell,
         )
     return Refusal(
         "claim.no-steps",
-        f"name={name}: {cell}/{STEPS}, whose steps {RESULT} counts, is cut off or gone; put it"
-        " back, choose another `name=NAME`, or remove the folder to measure again",
+        f"name={name}: {cell}/{STEPS} is truncated or missing, although {RESULT} counts its steps;"
+        " put it back, choose another `name=NAME`, or remove the folder to measure again",
         key="name",
         cell=cell,
     )
 
 
 def disclaim(folder: Path) -> None:
-    """Undo a `claim` before anything was measured: what was put aside is back."""
+    """Undo a `claim` before anything was measured, and put back what was set aside."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(FileNotFoundError):
-        _aside(folder).rename(folder)
-    _drop(folder)
+        _set_aside_path(folder).rename(folder)
+    _end_own_claims(folder)
 
 
 def owner(folder: Path, job: str | None = None) -> str | None:
-    """The process or job that measures into `folder` now, unless it is this process,
-    or SLURM's `job`.
+    """Return the process or job that measures into `folder` now; None if there is none, or if it is
+    this process or SLURM's `job`.
     """
     paths = claims(folder)
-    own = next((path for path in paths if path in _own), None)
-    now_s = None if own is None else own.stat().st_mtime  # by the file server's clock
-    return next(
-        filter(None, (_holder(path, job, now_s) for path in paths if path not in _own)), None
-    )
+    own_paths = [path for path in paths if path in _own_claims]
+    # Ages are measured on the file server's clock, by which this process's claim was touched.
+    now_s = own_paths[0].stat().st_mtime if own_paths else None
+    for path in paths:
+        if path not in _own_claims:
+            holder = _holder(path, job, now_s)
+            if holder is not None:
+                return holder
+    return None
 
 
 def is_held_by(folder: Path, job: str) -> bool:
-    """True where SLURM's `job` claims `folder`, or died before it could release it."""
-    return any(_read(path).job == job for path in claims(folder))
+    """True if SLURM's `job` claims `folder`, or died before it could release it."""
+    return any(_read_claim(path).job == job for path in claims(folder))
 
 
 def is_lost(folder: Path) -> bool:
-    """True where others took this process for dead, and its claim with it."""
-    return not any(path in _own for path in claims(folder))
+    """True if this process's claim is gone because another process thought that it was dead."""
+    return not any(path in _own_claims for path in claims(folder))
 
 
 def release(folder: Path, job: str | None = None) -> None:
-    """End the claims of this process, of `job`, and of what is gone."""
+    """End the claims of this process, of `job`, and of processes that no longer exist."""
     if (not is_lost(folder) or owner(folder, job) is None) and finished(folder) is not None:
-        shutil.rmtree(_aside(folder), ignore_errors=True)
-    _drop(folder)
-    _forget(folder, job)
+        shutil.rmtree(_set_aside_path(folder), ignore_errors=True)
+    _end_own_claims(folder)
+    _remove_stale_claims(folder, job)
 
 
 def claims(folder: Path) -> list[Path]:
-    """The files of all claims of a folder."""
+    """Return the files of all claims of a folder."""
     folder = folder.absolute()
-    found = folder.parent.glob(f".{escape(folder.name)}.*{RUNNING}")
-    return sorted(path for path in found if _claimed_by(path) == folder)
+    files = folder.parent.glob(f".{escape(folder.name)}.*{RUNNING}")
+    return sorted(path for path in files if _claimed_by(path) == folder)
 
 
 def _claimed_by(path: Path) -> Path:
-    """The folder that a claim is of."""
+    """Return the folder that a claim reserves."""
     return path.with_name(path.name[1:].rsplit(".", 2)[0])
 
 
-def _mark(folder: Path, job: str | None) -> None:
-    """Make a claim of this process, which counts at once."""
+def _make_claim(folder: Path, job: str | None) -> None:
+    """Make a claim for this process. It is valid at once."""
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     path = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}{RUNNING}")
-    _own[path] = descriptor = private.no_link(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    _own_claims[path] = descriptor = private.no_link(
+        path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644
+    )
     locked = _lock(descriptor, fcntl.F_OFD_SETLK) is not None
     os.write(
-        descriptor, msgspec.json.encode(msgspec.structs.replace(_here(), job=job, locked=locked))
+        descriptor,
+        msgspec.json.encode(msgspec.structs.replace(_this_process(), job=job, locked=locked)),
     )
-    Thread(target=_touch, args=(path,), daemon=True).start()
+    Thread(target=_keep_fresh, args=(path,), daemon=True).start()
 
 
-def _touch(path: Path) -> None:
-    with suppress(OSError):  # it is gone
+def _keep_fresh(path: Path) -> None:
+    with suppress(OSError):  # The claim has been released.
         while True:
             pause(BEAT_S)
             os.utime(path, follow_symlinks=False)
 
 
-def _drop(folder: Path) -> None:
-    """End the claims of this process alone."""
-    for path in [path for path in _own if _claimed_by(path) == folder.absolute()]:
+def _end_own_claims(folder: Path) -> None:
+    """End the claims of this process, and no others."""
+    for path in [path for path in _own_claims if _claimed_by(path) == folder.absolute()]:
         path.unlink(missing_ok=True)
-        os.close(_own.pop(path))
+        os.close(_own_claims.pop(path))
 
 
-def _forget(folder: Path, job: str | None) -> None:
-    """Remove claims that no longer count."""
+def _remove_stale_claims(folder: Path, job: str | None) -> None:
+    """Remove claims that are no longer valid."""
     for path in claims(folder):
-        if path not in _own and _holder(path, job) is None:
+        if path not in _own_claims and _holder(path, job) is None:
             path.unlink(missing_ok=True)
 
 
-def _here() -> OwnershipClaim:
-    """This process."""
+def _this_process() -> OwnershipClaim:
+    """Return the content of a claim by this process."""
     boot = ""
     namespace = 0
     with suppress(OSError):
@@ -237,110 +249,112 @@ def _here() -> OwnershipClaim:
     )
 
 
-def _read(path: Path) -> OwnershipClaim:
-    """What stands in a claim; of one that is just being made, or is none, nothing."""
+def _read_claim(path: Path) -> OwnershipClaim:
+    """Read a claim. An empty one stands for a file that is being written, or is not a claim."""
     with suppress(OSError, ValueError), os.fdopen(private.no_link(path, os.O_RDONLY), "rb") as file:
         return msgspec.json.decode(file.read(1 << 12), type=OwnershipClaim)
     return OwnershipClaim()
 
 
 def _holder(path: Path, job: str | None, now_s: float | None = None) -> str | None:
-    """Who holds another's claim, unless it is SLURM's `job`; None where it is gone."""
-    marked = _read(path)
-    here = _here()
-    if marked.job is not None and marked.job == job:
-        # An earlier start of the job is gone, and its lock with it;
-        # whoever has the lock is another task of this start
-        return f"process {marked.pid}, another task of job {job}," if _is_locked(path) else None
-    if marked.job is not None:
-        return f"job {marked.job}" if slurm.is_alive(marked.job) else None
-    where = "" if marked.host == here.host else f" on {marked.host or 'another machine'}"
-    return f"process {marked.pid}{where}" if _is_alive(path, marked, here, now_s) else None
+    """Return the live holder of another process's claim, unless it is SLURM's `job`."""
+    content = _read_claim(path)
+    this_process = _this_process()
+    if content.job is not None and content.job == job:
+        # An earlier start of the job has ended, and its lock with it. If the claim is locked, its
+        # holder is another task of this start.
+        return f"process {content.pid}, another task of job {job}," if _is_locked(path) else None
+    if content.job is not None:
+        return f"job {content.job}" if slurm.is_alive(content.job) else None
+    where = "" if content.host == this_process.host else f" on {content.host or 'another machine'}"
+    return (
+        f"process {content.pid}{where}" if _is_alive(path, content, this_process, now_s) else None
+    )
 
 
 def _is_alive(
-    path: Path, marked: OwnershipClaim, here: OwnershipClaim, now_s: float | None
+    path: Path, content: OwnershipClaim, this_process: OwnershipClaim, now_s: float | None
 ) -> bool:
     try:
         with os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
             status = os.fstat(file.fileno())
             is_free = _lock(file.fileno(), fcntl.F_OFD_GETLK)
-    except OSError:  # it has been released, or is a link
+    except OSError:  # The claim has been released, or is a link.
         return False
     if is_free is False:
         return True
-    if marked.boot == here.boot != "":
-        if marked.locked and is_free:
+    if content.boot == this_process.boot != "":
+        if content.locked and is_free:
             return False
-        if marked.namespace == here.namespace:
-            return psutil.pid_exists(marked.pid) and start_ticks(marked.pid) in (
+        if content.namespace == this_process.namespace:
+            return psutil.pid_exists(content.pid) and start_ticks(content.pid) in (
                 None,
-                marked.started,
+                content.started,
             )
     return age_s(status, now_s) < LEASE_S
 
 
 def _is_locked(path: Path) -> bool:
-    """True where a process that lives has the lock of a claim;
-    False also where the file system has no locks.
-    """
+    """True if a live process holds the lock of a claim; always False without file locks."""
     with suppress(OSError), os.fdopen(private.no_link(path, os.O_RDONLY)) as file:
         return _lock(file.fileno(), fcntl.F_OFD_GETLK) is False
     return False
 
 
 def _lock(descriptor: int, operation: int) -> bool | None:
-    """Take the lock of a claim, or ask whether it is free;
-    None where the file system has no locks.
-    """
+    """Take the lock of a claim, or ask whether it is free; None if the file system has no locks."""
     try:
-        asked = fcntl.fcntl(descriptor, operation, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        answer = fcntl.fcntl(descriptor, operation, LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
         return None
-    return operation != fcntl.F_OFD_GETLK or LOCK.unpack(asked)[0] == fcntl.F_UNLCK
+    return operation != fcntl.F_OFD_GETLK or LOCK.unpack(answer)[0] == fcntl.F_UNLCK
 
 
-def _aside(folder: Path) -> Path:
+def _set_aside_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.before")
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier start of the same job left, but for the list of its starts."""
+    """Remove the files of earlier starts of the same job, except the list of its starts."""
     for path in folder.iterdir():
         if path.name != SEGMENTS:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def results(sweep: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and change time of each record of a sweep,
-    by its folder: they tell it from one that replaces it.
+def record_stamps(sweep: Path) -> dict[Path, tuple[int, int]]:
+    """Return the inode and change time of each record of a sweep, by its folder.
 
-    No time is compared with a clock, or with that of another file: nodes,
-    file servers and their clocks differ.
+    They differ if a record is replaced. No time is compared with a clock or with the time of
+    another file, because nodes and file servers have different clocks.
     """
-    known = {}
+    stamps = {}
     for path in sweep.glob(f"[!.]*/{RESULT}"):
         with suppress(FileNotFoundError):
             status = path.stat()
-            known[path.parent] = (status.st_ino, status.st_mtime_ns)
-    return known
+            stamps[path.parent] = (status.st_ino, status.st_mtime_ns)
+    return stamps
 
 
-def beside(folder: Path, hosts: set[str], before: dict[Path, tuple[int, int]]) -> int:
-    """Other runs of the sweep that were measured on one of these
-    hosts while the run in `folder` was, until now.
+def count_concurrent_runs(
+    folder: Path, hosts: set[str], before: dict[Path, tuple[int, int]]
+) -> int:
+    """Count the other runs of the sweep that were measured on one of these hosts between the start
+    of the run in `folder` and now.
 
     Args:
-        before: `results` of the sweep when the run began.
+        before: `record_stamps` of the sweep when the run began.
     """
-    running = {_claimed_by(path): _read(path) for path in folder.parent.glob(f".*{RUNNING}")}
-    mine = running.pop(folder, OwnershipClaim())
+    running = {_claimed_by(path): _read_claim(path) for path in folder.parent.glob(f".*{RUNNING}")}
+    own_claim = running.pop(folder, OwnershipClaim())
     count = sum(
-        owner(other, mine.job) is not None
+        owner(other, own_claim.job) is not None
         for other, claim in running.items()
         if claim.host in hosts
     )
-    for other in dict(results(folder.parent).items() - before.items()).keys() - {folder, *running}:
+    for other, stamp in record_stamps(folder.parent).items():
+        has_new_record = before.get(other) != stamp
+        if not has_new_record or other == folder or other in running:
+            continue
         ended = read(other)
         count += ended is not None and any(
             hosts & {*(part.hosts or ())} for part in ended.record.segments

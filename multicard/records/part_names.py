@@ -1,5 +1,6 @@
-"""The names of the parts of a data set, as people call their folders, files and splits: Training,
-seg_test, val2017.
+"""Recognizes the names that people give to the parts of a data set, as folders, files or splits.
+
+Examples are Training, seg_test and val2017.
 """
 
 import re
@@ -9,8 +10,8 @@ from typing import NamedTuple
 
 
 class PartKind(StrEnum):
-    """What a part is for. Of several to test on,
-    the first kind and then the first word below is taken.
+    """The purpose of a part. If several parts are suitable for testing, the first kind wins, and
+    within it the first of the words below.
     """
 
     train = "train"
@@ -18,7 +19,7 @@ class PartKind(StrEnum):
     test = "test"
 
 
-# Words by which a part is known, each as the record calls the part
+# Words that identify a part. A record calls the part by its word.
 WORDS: Mapping[str, PartKind] = {
     "train": PartKind.train,
     "training": PartKind.train,
@@ -36,7 +37,7 @@ WORDS: Mapping[str, PartKind] = {
     "tests": PartKind.test,
     "tst": PartKind.test,
 }
-# Words beside them that say nothing: train_images, seg_train, Test Set, "train-00000-of-00002"
+# Words that say nothing about the part, as in train_images, Test Set, "train-00000-of-00002".
 FILLERS = {
     "set",
     "sets",
@@ -69,11 +70,10 @@ LETTERS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
 class PartName(NamedTuple):
-    """A name that a part may have.
+    """The name of a part, taken apart.
 
-    word: by which it is known. kind: what the part is for. rest: other words of the name, which its
-    counterparts have
-    too: dogs_train and dogs_test.
+    word: the word that identifies it. kind: the part's purpose.
+    rest: the other words of the name, which its counterparts share, as in dogs_train and dogs_test.
     """
 
     word: str
@@ -82,23 +82,23 @@ class PartName(NamedTuple):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Parts to test on, in the order in which one is taken."""
+        """A sort key; the smallest part suitable for testing is taken."""
         return [*PartKind].index(self.kind), [*WORDS].index(self.word)
 
 
 def parsed(name: str) -> PartName | None:
-    """A name as that of a part; None where it holds no such word, or several."""
+    """Take the name of a part apart; None if it has no identifying word, or several."""
     words = _words(name)
-    found = [word for word in words if word in WORDS]
-    if len(found) != 1:
+    part_words = [word for word in words if word in WORDS]
+    if len(part_words) != 1:
         return None
     rest = tuple(word for word in words if word not in WORDS and word not in FILLERS)
-    return PartName(found[0], WORDS[found[0]], rest)
+    return PartName(part_words[0], WORDS[part_words[0]], rest)
 
 
 def is_outer(name: str) -> bool:
-    """True if a part's word begins or ends the name,
-    apart from words that say nothing: my_data_val, not a_val_b.
+    """True if an identifying word begins or ends the name, ignoring fillers: my_data_val, but not
+    a_val_b.
     """
     words = [word for word in _words(name) if word not in FILLERS]
     return bool(words) and (words[0] in WORDS or words[-1] in WORDS)
@@ -109,7 +109,7 @@ def _words(name: str) -> list[str]:
 
 
 def _without_filler(word: str) -> str:
-    """`trainset` as `train`; a word that is no part with a filler behind it stays."""
+    """Return `trainset` as `train`. Words that do not consist of a part and a filler stay."""
     for part in WORDS:
         if word.startswith(part) and word.removeprefix(part) in FILLERS:
             return part
@@ -117,14 +117,14 @@ def _without_filler(word: str) -> str:
 
 
 def named(names: Iterable[str]) -> dict[str, PartName]:
-    """Those names beside each other that are of parts.
+    """Return the names that denote parts, among the names of siblings.
 
-    A name with other words in it, as train_tracks, is one where another part has the same words.
+    A name with other words in it, as train_tracks, counts only if another part has the same words.
     """
-    found = {name: part for name in names if (part := parsed(name)) is not None}
+    parts = {name: part for name in names if (part := parsed(name)) is not None}
     kinds: dict[tuple[str, ...], set[PartKind]] = {}
-    for part in found.values():
+    for part in parts.values():
         kinds.setdefault(part.rest, set()).add(part.kind)
     return {
-        name: part for name, part in found.items() if not part.rest or len(kinds[part.rest]) > 1
+        name: part for name, part in parts.items() if not part.rest or len(kinds[part.rest]) > 1
     }

@@ -1,8 +1,8 @@
-"""Progress of the ranks for the controller, and the steps after which it has them stop, or pause in
-a race, in a mapped file.
+"""Shares the progress of the ranks with the controller, through a memory-mapped file.
 
-Neither side waits for the other while steps are trained: a rank posts six doubles after every step
-(about a microsecond) and reads those that the controller writes.
+The controller uses the same file to tell the ranks after which step to stop, or to pause in a race.
+Neither side waits for the other during training: after every step, a rank posts six doubles, which
+takes about a microsecond, and reads the doubles that the controller writes.
 """
 
 import mmap
@@ -18,12 +18,12 @@ from multicard.messages import Message
 if TYPE_CHECKING:
     import torch
 
-# the step to stop after, 0: none; and the step to pause after, in a race
+# The step to stop after (0: none), and the step to pause after in a race.
 _HEADER = struct.Struct("2d")
-_PAUSE_AT = struct.Struct("d").size  # where the latter lies
+_PAUSE_AT = struct.Struct("d").size  # Offset of the step to pause after.
 _SLOT = struct.Struct("6d")
 FILE = ".progress"
-# within which every rank reads the step to stop after
+# Every rank reads the step to stop after within this time.
 HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}
 
 
@@ -31,9 +31,11 @@ HEARD_AFTER_S = {"one node": 0.5, "several": 2.0}
 class RankProgress:
     """The last post of a rank.
 
-    steps: trained so far; of: in the run (0: it has not begun; -1: not known). samples: trained in
-    these steps.
-    epoch: from 0. loss: a recent one (NaN: none).
+    steps: steps trained so far.
+    of: steps of the whole run (0: it has not begun; -1: not known).
+    samples: samples trained on in these steps.
+    epoch: from 0.
+    loss: a recent loss (NaN: none).
     """
 
     steps: int
@@ -45,12 +47,12 @@ class RankProgress:
 
 
 class Board:
-    """A slot for each rank in a file of the run folder: one file a node,
-    each with the slots of all ranks.
+    """A file of the run folder with a slot for each rank. Each node has a file of its own, with the
+    slots of all ranks.
 
     Args:
-        create: the file; ranks open the controller's.
-        node: whose file it is; None for this process's own node.
+        create: create the file, as the controller does; ranks open it.
+        node: the node of the file; None for this process's node.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class Board:
         descriptor = private.no_link(self.path, flags, 0o644)
         try:
             if create:
-                # a full disk says so here, not by SIGBUS later
+                # A full disk raises an error here, instead of SIGBUS later.
                 os.posix_fallocate(descriptor, 0, size)
             self._map: Any = mmap.mmap(descriptor, size)
         finally:
@@ -77,8 +79,8 @@ class Board:
         struct.pack_into("d", self._map, 0, step)
 
     def run_to(self, step: int) -> None:
-        """Have the ranks of a race train to the run's step `step`, counted from 1, and pause after
-        it. Until the first call they wait before their first step.
+        """Let the ranks of a race train up to the run's step `step`, from 1, and then pause.
+        Until the first call, they wait before their first step.
         """
         struct.pack_into("d", self._map, _PAUSE_AT, step)
 
@@ -89,18 +91,21 @@ class Board:
 
     @property
     def stop_at(self) -> int:
-        """The step after which to stop; 0 where no stop was asked for."""
+        """The step to stop after; 0 if no stop was asked for."""
         return int(_HEADER.unpack_from(self._map)[0])
 
     def stops(self, steps: int) -> bool:
-        """True where a rank that has just done the run's step `steps` is to stop; a RuntimeError
-        says that the step to stop after has passed, after which other ranks may have stopped.
+        """Return whether a rank that has just finished the run's step `steps` must stop.
+
+        Raises:
+            RuntimeError: the step to stop after has already passed, and other ranks may have
+                stopped there.
         """
         stop_at = self.stop_at
         if stop_at and steps > stop_at:
             message = Message(
                 "rank.stop-missed",
-                f"asked to stop after step {stop_at}, but {steps} were done when this was seen",
+                f"asked to stop after step {stop_at}, but noticed it only after {steps} steps",
                 stop_at=stop_at,
                 steps=steps,
             )
@@ -133,8 +138,8 @@ class Board:
 
 
 class BoardCopy(Board):
-    """A board as its file was when it was last read, for other commands: over NFS, a file that is
-    removed ends the processes that have it mapped.
+    """A copy of a board's file for other commands, as it was at the last `read_again`. Other
+    commands do not map the file: over NFS, a process dies if a file that it maps is removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -145,8 +150,8 @@ class BoardCopy(Board):
 
 
 class LossPeek:
-    """A recent loss on the host without waiting for the device: a copy is started every `every`
-    steps, and read when it has arrived.
+    """Reads a recent loss on the host without waiting for the device. It starts a copy every
+    `every` steps, and reads the copy once it has arrived.
     """
 
     def __init__(self, device: "torch.device", every: int = 10) -> None:

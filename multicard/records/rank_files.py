@@ -1,7 +1,7 @@
-"""Reports of the ranks, `ranks/rRR.json`: what each has counted so far, rewritten every epoch.
+"""Reports of the ranks, `ranks/rRR.json`: what each rank has counted so far.
 
-The controller reads them while the run goes on and makes the record of them.
-They are gone once that is written.
+A rank rewrites its report every epoch. The controller reads the reports during the run, makes the
+record from them, and then removes them.
 """
 
 from collections.abc import Sequence
@@ -17,25 +17,16 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import (
-    HeldOut,
-    Ignored,
-    Limit,
-    Memory,
-    Parts,
-    ProbeEnd,
-    SavedModel,
-    Scalar,
-    Segment,
-    TextRows,
-)
+from multicard.records.schema_data import HeldOut, Ignored, TextRows
+from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, SavedModel, Segment
+from multicard.records.schema_types import Scalar
 from multicard.records.trained_weights import Weights
 
-SEEN_S = 60.0  # within which a shared file system shows what another node wrote
+SEEN_S = 60.0  # A shared file system shows files of another node within this time.
 
 
 class RankEpoch(Struct):
-    """An epoch that a rank has ended; `ended_s` counts from the start of training."""
+    """An epoch that a rank has finished; `ended_s` counts from the start of training."""
 
     epoch: int
     train_s: float = 0.0
@@ -43,9 +34,7 @@ class RankEpoch(Struct):
 
 
 class VisionRankEpoch(RankEpoch, kw_only=True):
-    """An epoch of training on images; the figures of the
-    evaluation are those of all ranks together.
-    """
+    """An epoch of training on images; the evaluation's figures are those of all ranks together."""
 
     evaluate_s: float = 0.0
     test_loss: float | None = None
@@ -64,9 +53,7 @@ class CountedEpoch(RankEpoch, kw_only=True):
 
 
 class RankProbe(Struct):
-    """How a probe, or a cell of a race, ended on a rank.
-    `left_out` are steps that it did not measure.
-    """
+    """How a probe, or a cell of a race, ended on a rank. It did not measure steps in `left_out`."""
 
     ended_by: str
     steps_per_epoch: int
@@ -74,11 +61,11 @@ class RankProbe(Struct):
 
 
 class RankReport(Struct, kw_only=True):
-    """Report of a rank, of any workload.
+    """The report of a rank, with the fields that all workloads have.
 
-    `spans_s` are start and end, on the machine's clock, of all that counts as training in
-    `total_s`: one entry for each epoch, or part of one. `counters` are readings of GPUs' energy:
-    time on that clock, UUID and joules.
+    `spans_s` has start and end, on the machine's clock, of all time that `total_s` counts as
+    training. There is an entry for each epoch, or part of an epoch. `counters` are readings of the
+    GPUs' energy counters: the time on that clock, the GPU's UUID, and joules.
     """
 
     rank: int
@@ -108,8 +95,10 @@ class RankReport(Struct, kw_only=True):
 
 
 class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
-    """Segments are training between two stops; their `trained_s` are seconds of training and
-    evaluation. `device_peaks_bytes` are the peaks of each device of the rank.
+    """The report of a rank that trained on images.
+
+    `segments` are periods of training between two stops; their `trained_s` counts training and
+    evaluation. `device_peaks_bytes` has the peak memory of each device of the rank.
     """
 
     epochs: list[VisionRankEpoch] = []
@@ -129,16 +118,16 @@ class VisionReport(RankReport, kw_only=True, tag_field="kind", tag="vision"):
 
 
 class ModelSizes(Struct, frozen=True):
-    """Sizes of a model by which the work of a token is counted.
+    """Sizes of a model that determine the work per token.
 
     Fields:
-        layers: their number.
-        weights: that products with a token read, without adapters. The output counts, and an
-            embedding that is looked up does not.
-        output: of these, the output's.
-        width: of the queries of all layers.
-        parameters: all weights, without adapters; shared embeddings count once.
-        adapters: parameters of adapters; None where all weights are trained.
+        layers: number of layers.
+        weights: number of weights that matrix products with a token read, without adapters. The
+            output layer counts. An embedding that is only looked up does not.
+        output: number of these weights that belong to the output layer.
+        width: width of the queries, summed over all layers.
+        parameters: number of all weights, without adapters; shared embeddings count once.
+        adapters: number of adapter parameters; None if all weights are trained.
     """
 
     layers: int
@@ -154,10 +143,12 @@ class ModelSizes(Struct, frozen=True):
 
 
 class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
-    """`scoring_in_int4`: it has trained, and scores held-out rows as they are once the model is
-    quantised.
-    `sizes`: of a model of transformers; None of mixtures of experts,
-    of which a token reads a part.
+    """The report of a rank of a tuning run.
+
+    scoring_in_int4: training has ended, and the rank scores held-out rows with the model quantised
+        to int4.
+    sizes: known for models of transformers. None for mixtures of experts, because a token reads
+        only some of their weights.
     """
 
     epochs: list[CountedEpoch] = []
@@ -179,18 +170,20 @@ class LlmReport(RankReport, kw_only=True, tag_field="kind", tag="llm"):
 
 
 class ScriptReport(RankReport, kw_only=True, tag_field="kind", tag="script"):
-    """All steps are one epoch, whose `train_s` leaves out evaluations.
-    `evaluate_s`: those between and after steps.
+    """The report of a rank of a script. All its steps are one epoch, whose `train_s` leaves out
+    evaluations.
 
-    grouped: it joined a process group. stopped: it did not end by itself. weights: what it trained,
-    where known.
-    samples_unknown: steps, from 0, that trained on nobody knows how many samples, beside others
-    that are known.
-    trained_part: samples that it drew in a step, and fewer that its model was given of them; None
-    where it was given all.
-    calls_per_step: of backward, the median over steps.
-    waits_known: how long steps waited for their batches is; not where another thread drew them.
-    evaluate_s: None where another thread drew the batches of an evaluation.
+    grouped: the rank joined a process group.
+    stopped: the script did not end by itself.
+    weights: the weights that it trained, if they are known.
+    samples_unknown: steps, from 0, whose number of samples is not known, although it is for others.
+    trained_part: samples that the rank drew in a step, and the smaller number of them that its
+        model was given; None if it was given all.
+    calls_per_step: calls of backward, the median over the steps.
+    waits_known: whether it is known how long steps waited for their batches. It is not if another
+        thread drew the batches.
+    evaluate_s: seconds of evaluations between and after steps; None if another thread drew the
+        batches of an evaluation.
     """
 
     epochs: list[CountedEpoch] = []
@@ -222,21 +215,22 @@ def write(folder: Path, report: AnyReport) -> None:
 
 
 def read(folder: Path, expected: int = 0) -> list[Any]:
-    """The reports of the ranks of one workload, by rank;
-    one that is not whole is left out (`problem` names it).
+    """Read the reports of the ranks of one workload, ordered by rank.
+
+    A report that is not complete is left out; `problem` names it.
 
     Args:
-        expected: wait until there are this many, and their steps: a file that another node wrote
-            may take its time to be seen here.
+        expected: wait until there are this many reports, and their steps, because files of another
+            node may not be visible here at once.
     """
     deadline_s = clock_s() + SEEN_S
     while (
         expected and len(list(folder.glob("ranks/r*.json"))) < expected and clock_s() < deadline_s
     ):
         pause(1.0)
-    found = [_read(path) for path in folder.glob("ranks/r*.json")]
+    reports_or_reasons = [_report_or_reason(path) for path in folder.glob("ranks/r*.json")]
     reports = sorted(
-        (report for report in found if isinstance(report, RankReport)),
+        (report for report in reports_or_reasons if isinstance(report, RankReport)),
         key=lambda report: report.rank,
     )
     while expected and not have_steps(folder, reports) and clock_s() < deadline_s:
@@ -245,21 +239,23 @@ def read(folder: Path, expected: int = 0) -> list[Any]:
 
 
 def problem(folder: Path, expected: int) -> Message | None:
-    """Why a run whose ranks ended by themselves is not wholly measured: the first report that is
-    not there or cannot be read, or the first file of steps that a report counts and nobody finds.
-    None where nothing is missing.
+    """Return why a run whose ranks ended by themselves is measured incompletely; None if nothing is
+    missing.
+
+    The problem is the first report that is missing or unreadable, or else the first missing file of
+    steps that a report counts.
 
     Args:
         expected: the number of ranks on all nodes.
     """
     reports = []
     for rank in range(expected):
-        report = _read(path_of(folder, rank))
+        report = _report_or_reason(path_of(folder, rank))
         if isinstance(report, str):
             return Message(
                 "run.no-report",
-                f"the report of rank {rank} of {expected} cannot be read ({report}): its part is"
-                " not measured; measure again",
+                f"the report of rank {rank} of {expected} cannot be read ({report}): its part of"
+                " the run is not measured; measure again",
                 rank=rank,
                 ranks=expected,
                 reason=report,
@@ -284,14 +280,14 @@ def _files_of_steps(folder: Path, reports: Sequence[AnyReport]) -> list[Path]:
 
 
 def have_steps(folder: Path, reports: Sequence[AnyReport]) -> bool:
-    """True where the steps of all reported epochs can be read, or an earlier start merged them."""
+    """True if the steps of all reported epochs can be read, or an earlier start merged them."""
     return (folder / steps.STEPS).exists() or all(
         file.exists() for file in _files_of_steps(folder, reports)
     )
 
 
-def _read(path: Path) -> AnyReport | str:
-    """The report in a file, or why it cannot be read."""
+def _report_or_reason(path: Path) -> AnyReport | str:
+    """Return the report in a file, or the reason why it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=AnyReport)
     except OSError as error:
@@ -301,8 +297,8 @@ def _read(path: Path) -> AnyReport | str:
 
 
 def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
-    """The record's `peak_memory_bytes`: the highest and every rank's,
-    by `measure.memory.peak_memory_bytes`.
+    """Return the record's `peak_memory_bytes`: the maximum, and the value of each rank as
+    `measure.memory.peak_memory_bytes` measures it.
     """
     kind = "cuda_allocated" if device == "cuda" else "rss"
     per_rank = [report.peak_memory_bytes for report in reports]
@@ -316,8 +312,9 @@ def peak_memory(reports: Sequence[RankReport], device: str) -> Memory:
 
 
 def of_ended_epochs(table: Any, ranks: Sequence[AnyReport]) -> tuple[int, dict[str, np.ndarray]]:
-    """The number of epochs that all ranks have ended, and the columns of their steps;
-    no column where it is 0.
+    """Return the number of epochs that all ranks have finished, and the columns of their steps.
+
+    There are no columns if no epoch is finished.
 
     Args:
         table: the steps of all ranks (an Arrow table), or None.
@@ -330,10 +327,11 @@ def of_ended_epochs(table: Any, ranks: Sequence[AnyReport]) -> tuple[int, dict[s
 
 
 def probe_end(reports: Sequence[RankReport], table: Any) -> ProbeEnd | None:
-    """The record's `probe`, by the steps of all ranks; None where it has none.
+    """Return the record's `probe` from the steps of all ranks; None if the run was not a probe.
 
     Args:
-        reports: of the ranks of a run that ended by itself. table: of the steps of all (Arrow).
+        reports: the ranks' reports of a run that ended by itself.
+        table: the steps of all ranks (an Arrow table).
     """
     probe = reports[0].probe if reports else None
     if probe is None or table is None:
@@ -341,8 +339,8 @@ def probe_end(reports: Sequence[RankReport], table: Any) -> ProbeEnd | None:
     epoch, rank, step, step_s = (table[name].to_numpy() for name in steps.COLUMNS)
     seconds = formulas.step_times_s(epoch, rank, step, step_s)
     per_epoch = int(step.max()) + 1
-    counts = np.arange(len(seconds)) % per_epoch > 0  # without the first of each epoch
-    counts &= ~formulas.flag_stalled_steps(seconds, per_epoch)
-    counts[probe.left_out] = False  # of a race: what followed its pauses
-    mean = series.mean_step(seconds[counts] if counts.any() else seconds)
+    is_counted = np.arange(len(seconds)) % per_epoch > 0  # Skip the first step of each epoch.
+    is_counted &= ~formulas.flag_stalled_steps(seconds, per_epoch)
+    is_counted[probe.left_out] = False  # Skip the steps after the pauses of a race.
+    mean = series.mean_step(seconds[is_counted] if is_counted.any() else seconds)
     return ProbeEnd(probe.ended_by, steps_per_epoch=probe.steps_per_epoch, **asdict(mean))

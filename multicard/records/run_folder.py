@@ -1,23 +1,24 @@
-"""The run folder: what is in it, and how it is written so that a file is either whole or absent.
+"""The run folder: which files it has, and how they are read and written. A file is replaced as a
+whole, so that readers see all of it or none.
 
-| file | what |
+| file | content |
 |---|---|
 | config.yaml | the resolved configuration |
-| environment.json | versions, devices, flags that took effect |
+| environment.json | versions, devices, and the flags that took effect |
 | logs/rRR.log | what rank RR printed |
-| ranks/rRR.json | rank RR's counts so far, rewritten every epoch; gone at the end |
-| steps/rRR_eEEE.parquet | rank RR's epoch EEE, a row per step; merged at the end |
+| ranks/rRR.json | the counts of rank RR so far, rewritten every epoch; removed at the end |
+| steps/rRR_eEEE.parquet | epoch EEE of rank RR, a row per step; merged at the end |
 | blocks/rRR.jsonl | a cell of a race: the blocks of steps that rank RR trained between two pauses |
 | steps.parquet | the steps of all ranks and epochs |
-| gpu/ | samples of the GPUs, by attempt and node; merged to gpu.parquet at the end |
+| gpu/ | samples of the GPUs, by attempt and node; merged into gpu.parquet at the end |
 | gpu.parquet | the samples of all GPUs of the run |
 | profile/ | traces of `profile=kineto` or `nsys` |
-| inputs/ | tuning: the rows as read, those held out apart, and the embedded tokenizer |
+| inputs/ | tuning: the rows as read, held-out rows apart, and the embedded tokenizer |
 | held_out.parquet | tuning: the loss of each held-out row in the last evaluation |
 | torchtune.yaml | tuning: the same run for `tune run` |
-| tune_run/ | tuning: what `tune run` with torchtune.yaml writes |
-| segments.json | one entry per attempt; result.json holds it at the end as `segments` |
-| checkpoint/ | what a requeued job goes on from; gone once the run has ended |
+| tune_run/ | tuning: output of `tune run` with torchtune.yaml |
+| segments.json | one entry per attempt; at the end, result.json has them as `segments` |
+| checkpoint/ | the state from which a requeued job resumes; removed once the run has ended |
 | result.json | status, axes and summary; written last |
 """
 
@@ -49,7 +50,7 @@ from multicard.records.schema_parts import Attempt
 RESULT = "result.json"
 ENVIRONMENT = "environment.json"
 STATUSES = ("ok", "oom", "diverged", "failed", "timeout", "preempted", "interrupted", "refused")
-# out of memory and divergence are measurements: they would happen again
+# Running out of memory and diverging count as measurements: they would happen again.
 DONE = ("ok", "oom", "diverged")
 ALWAYS = (
     "schema_version",
@@ -64,33 +65,36 @@ ALWAYS = (
 )
 SEGMENTS = "segments.json"
 STEP_PARTS = "steps/r*_e*.parquet"
-LONGEST = 120  # characters of the changed axes that a folder's name shows
-REFUSED = "0" * 8  # in place of the identity of a configuration that is too wrong to have one
-PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}")  # what `replacing` writes first
-# a sweep that holds one of these exits with 1
+LONGEST = 120  # A folder's name shows the changed axes in at most this many characters.
+REFUSED = "0" * 8  # Stands for the identity of a configuration that is too broken to have one.
+PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}")  # The name under which `replacing` writes first.
+# A sweep with a run of such a status exits with 1.
 BAD = ("failed", "interrupted", "timeout", "refused")
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A file to write what `path` is to be: whoever reads `path` sees all of it or none, after a
-    power cut too. A link in its place is replaced, not followed, and nobody can guess the name of
-    what is written first.
+    """Open a file that replaces `path` once it is complete.
+
+    Readers of `path` see all of the new content or none of it, even after a power cut. If `path` is
+    a link, the link is replaced, not followed. Nobody can guess the temporary file's name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    partial = f".{path.name}.{secrets.token_hex(8)}"
+    temporary_name = f".{path.name}.{secrets.token_hex(8)}"
     try:
-        new = private.no_link(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder)
-        with os.fdopen(new, "wb") as file:
+        descriptor = private.no_link(
+            temporary_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder
+        )
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(temporary_name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException as error:
         with suppress(FileNotFoundError):
-            os.unlink(partial, dir_fd=folder)
-        if isinstance(error, OSError) and error.filename in (None, partial):
+            os.unlink(temporary_name, dir_fd=folder)
+        if isinstance(error, OSError) and error.filename in (None, temporary_name):
             error.filename = str(path)
         raise
     finally:
@@ -98,15 +102,16 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def cache(part: str) -> Path:
-    """The folder of a kind of answers that later commands reuse,
-    as JSON: nothing that is read from it is run.
+    """Return the folder in which later commands find answers of one kind again.
+
+    The answers are JSON. Nothing that is read from this folder is executed.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multicard" / part
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     with replacing(path, mode) as file:
-        file.write(as_text(text).encode())  # a name of a folder need not be text
+        file.write(as_text(text).encode())  # The name of a folder may be invalid UTF-8.
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -119,14 +124,14 @@ def json_text(value: Any) -> str:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; of what is none, as a pipe that nobody writes to, an OSError."""
+    """Return the content of a regular file. Anything else, such as a pipe, raises an OSError."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file, or no regular one", str(path))
     return path.read_bytes()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None where it is absent or not whole."""
+    """Return the JSON object in `path`; None if it is absent or truncated."""
     try:
         value = json.loads(read_bytes(path))
     except (OSError, ValueError, RecursionError):
@@ -136,10 +141,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @dataclass
 class RecordedRun:
-    """A run that has a record: its folder and what is in it.
+    """A run that has a record: its folder and the record.
 
-    tracker_error: why W&B does not have it; None where it has, or was not asked to.
-    stopped: a signal came after its record was there: what it belongs to ends, too.
+    tracker_error: why W&B does not have the run. None if it has it, or was not asked to.
+    stopped: a signal arrived after the record was written, so the surrounding sweep ends too.
     """
 
     folder: Path
@@ -153,20 +158,20 @@ class RecordedRun:
 
 
 def content_of(record: AnyRecord) -> dict[str, Any]:
-    """The content of result.json: of a run that was not measured,
-    the keys that all records have.
+    """Return the content of result.json. If the run was not measured, it has only the keys that all
+    records have.
     """
     content = json.loads(json_text(record))
     return content if record.identity is not None else {key: content[key] for key in ALWAYS}
 
 
 def write_result(run: RecordedRun) -> None:
-    """Write result.json, checked by the schema."""
+    """Check a run's record against the schema and write it as result.json."""
     _write_checked(run.folder / RESULT, content_of(run.record), AnyRecord)
 
 
 def write_environment(folder: Path, environment: Environment) -> None:
-    """Write environment.json, checked in the same way."""
+    """Check an environment against the schema and write it as environment.json."""
     _write_checked(folder / ENVIRONMENT, environment, Environment)
 
 
@@ -180,23 +185,23 @@ def _write_checked(path: Path, value: Any, kind: Any) -> None:
 
 
 def _report(mismatch: str) -> None:
-    """Report a file that is not of the schema, an error of this program.
+    """Report that a file violates the schema, which is a bug of this program.
 
-    It is written all the same: hours of measuring are worth more than a wrong type. With
-    MULTICARD_STRICT set, as in the tests, the mismatch is raised instead.
+    The file is written nonetheless: hours of measuring matter more than a wrong type. If
+    MULTICARD_STRICT is set, as in the tests, the mismatch is raised instead.
     """
     if os.environ.get("MULTICARD_STRICT"):
         raise TypeError(mismatch)
     message = Message(
         "record.not-of-schema",
-        f"{mismatch}; please report this error of multicard",
+        f"{mismatch}; please report this bug of multicard",
         mismatch=mismatch,
     )
     print(message, file=sys.stderr)
 
 
 def read_environment(folder: Path) -> Environment:
-    """The environment of a run; empty where it is absent or broken."""
+    """Return the environment of a run; an empty one if the file is absent or broken."""
     try:
         return msgspec.json.decode(read_bytes(folder / ENVIRONMENT), type=Environment)
     except (OSError, ValueError, RecursionError):
@@ -212,10 +217,10 @@ def write_parquet(path: Path, columns: dict[str, Any]) -> None:
 
 
 def write_steps(folder: Path, rank: int, epoch: int, columns: dict[str, np.ndarray]) -> None:
-    """Write one rank's epoch, one row per step.
+    """Write the steps of one rank and epoch, one row per step.
 
     Args:
-        columns: (steps,) each, as the schema has them after epoch, rank and step.
+        columns: arrays of shape (steps,): the columns of the schema after epoch, rank and step.
     """
     count = len(columns["step_s"])
     index = {"epoch": np.full(count, epoch, np.int32), "rank": np.full(count, rank, np.int32)}
@@ -236,12 +241,12 @@ def steps_file(folder: Path, rank: int, epoch: int) -> Path:
 
 
 def read_steps(folder: Path) -> Any:
-    """All steps of a run as one Arrow table ordered by epoch, rank and step;
-    None where there is none.
+    """Return all steps of a run as one Arrow table, ordered by epoch, rank and step; None if there
+    are none.
 
-    Those merged before and those not merged yet are one table: a start that was cut off may have
-    left both. Of an epoch of a rank that is in both, the part counts,
-    which a later start trained again.
+    The table combines steps that are merged and steps that are not merged yet, because a killed
+    process may have left both. If an epoch of a rank is in both, the unmerged file counts: a later
+    start trained it again.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -261,7 +266,7 @@ def read_steps(folder: Path) -> Any:
 
 
 def merge_steps(folder: Path) -> Any:
-    """Merge steps/ into steps.parquet, remove what was merged, and return the table."""
+    """Merge steps/ into steps.parquet, remove the merged files, and return the table."""
     import pyarrow.parquet as pq
 
     table = read_steps(folder)
@@ -273,15 +278,15 @@ def merge_steps(folder: Path) -> Any:
 
 
 def remove_files(folder: Path, pattern: str) -> None:
-    """Remove the files of `folder` that match, and the folder where nothing else is left in it."""
+    """Remove the files of `folder` that match `pattern`, and the folder if it is then empty."""
     for path in folder.glob(pattern):
         path.unlink(missing_ok=True)
     remove_empty(folder)
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the files that a killed process was writing (see `replacing`).
-    Nobody may be writing now.
+    """Remove the temporary files that a killed process left (see `replacing`). No process may be
+    writing to the folder.
     """
     for path in (*folder.glob(".*"), *folder.glob("*/.*")):
         if PARTIAL.fullmatch(path.name) and path.is_file():
@@ -289,7 +294,7 @@ def remove_partial(folder: Path) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove `folder` if nothing is in it."""
+    """Remove `folder` if it is empty."""
     try:
         folder.rmdir()
     except OSError:
@@ -297,7 +302,7 @@ def remove_empty(folder: Path) -> None:
 
 
 def read_segments(folder: Path) -> list[Attempt]:
-    """The starts of the run, in order; one that left no `end` was cut off."""
+    """Return the attempts at the run in order. One without an `end` was killed."""
     with suppress(msgspec.ValidationError):
         return msgspec.convert(
             (read_json(folder / SEGMENTS) or {}).get("segments", []), list[Attempt]
@@ -310,16 +315,17 @@ def write_segments(folder: Path, segments: list[Attempt]) -> None:
 
 
 def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = False) -> str:
-    """The folder of a cell: the changed axes and its identity, `gpus=2,precision=fp16-1a2b3c4d`.
+    """Return the name of a cell's folder: the changed axes and the identity, as in
+    `gpus=2,precision=fp16-1a2b3c4d`.
 
-    A repetition has its number, and a probe says that it is one: `gpus=2-1a2b3c4d-r2`,
+    A repetition has its number at the end, and a probe the word, as in `gpus=2-1a2b3c4d-r2` and
     `gpus=2-1a2b3c4d-probe`.
     """
     hidden = {*schema.beside(), "batch_size_asked"}
     changed = (
         o for o in overrides if re.split(r"[=./@]", o.lstrip("+~"), maxsplit=1)[0] not in hidden
     )
-    keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # the key without its group
+    keys = sorted(re.sub(r"^[\w+/]*\.", "", o) for o in changed)  # Drop the group of each key.
     text = re.sub(r"=[._]+", "=", re.sub(r"[^\w.,=+-]", "_", ",".join(keys)))[:LONGEST] or "default"
     return (
         f"{text}-{digits}"
@@ -329,48 +335,52 @@ def cell_name(digits: str, overrides: list[str], repetition: int, probe: bool = 
 
 
 def settings_of(name: str) -> list[str]:
-    """The changed axes in the name of a cell's folder, then "rep 2" and "probe" where they apply;
-    see `cell_name`.
+    """Return the changed axes in the name of a cell's folder (`cell_name`), followed by "rep 2" for
+    a second repetition and "probe" for a probe.
     """
-    found = re.fullmatch(r"(.*)-\w{8}(?:-r(\d+))?(-probe)?", name)
-    if found is None:
+    match = re.fullmatch(r"(.*)-\w{8}(?:-r(\d+))?(-probe)?", name)
+    if match is None:
         return [name]
-    axes = re.split(r",(?=[\w+.-]+=)", found[1])  # a list of values has commas too
-    if found[2]:
-        axes.append(f"rep {found[2]}")
-    if found[3]:
+    axes = re.split(r",(?=[\w+.-]+=)", match[1])  # A list value contains commas, too.
+    if match[2]:
+        axes.append(f"rep {match[2]}")
+    if match[3]:
         axes.append("probe")
     return axes
 
 
 def find_cell(sweep: Path, name: str) -> Path:
-    """The folder of a cell in `sweep`: the one in which the same configuration was measured,
-    else a new one.
+    """Return the folder of a cell in `sweep`: the one in which the same configuration was measured
+    before, or else a new one.
     """
     ending = re.search(r"-(\w{8})(-r\d+)?(-probe)?$", name)
-    known = () if ending is None or ending[1] == REFUSED else sorted(sweep.glob(f"*{ending[0]}"))
-    return next((folder for folder in known if folder.is_dir()), sweep / name)
+    same_cells = (
+        () if ending is None or ending[1] == REFUSED else sorted(sweep.glob(f"*{ending[0]}"))
+    )
+    return next((folder for folder in same_cells if folder.is_dir()), sweep / name)
 
 
 def forget_refused(sweep: Path) -> None:
-    """Remove the records of what earlier commands of a sweep refused: the next one says what it
-    refuses. A job that was refused after it had begun has left more than a record, and keeps it.
+    """Remove the records of cells that earlier commands of a sweep refused: the next command
+    reports its own refusals.
+
+    A job that was refused after it had begun has left more files, and keeps them.
     """
     for path in sweep.glob(f"*/{RESULT}"):
         if (read_json(path) or {}).get("status") == "refused" and not path.parent.is_symlink():
-            with suppress(OSError):  # of another user
+            with suppress(OSError):  # The folder may belong to another user.
                 if [*path.parent.iterdir()] == [path]:
                     path.unlink()
                     path.parent.rmdir()
 
 
 def is_probe(record: AnyRecord, folder: Path) -> bool:
-    """True of a probe, however it ended: of one that was refused its folder says it alone."""
+    """True for a probe, however it ended. If it was refused, only its folder's name shows it."""
     return record.is_probe if record.config else folder.name.endswith("-probe")
 
 
 def finished(folder: Path) -> RecordedRun | None:
-    """The run in a folder, if it is one that need not be measured
+    """Return the run in a folder if it need not be measured
     again: the steps that its record counts are there.
     """
     run = read(folder)
@@ -378,7 +388,7 @@ def finished(folder: Path) -> RecordedRun | None:
 
 
 def _has_steps(run: RecordedRun) -> bool:
-    """True where no steps were measured, or their file has its end, which is written last."""
+    """True if no steps were measured, or if their file is complete up to its last bytes."""
     try:
         with (run.folder / steps.STEPS).open("rb") as file:
             file.seek(-4, os.SEEK_END)
@@ -389,7 +399,7 @@ def _has_steps(run: RecordedRun) -> bool:
 
 
 def read(folder: Path) -> RecordedRun | None:
-    """The run in a folder; None before it has left a record, or where that is broken."""
+    """Return the run in a folder; None if there is no record yet, or if it is broken."""
     try:
         record = decode(read_bytes(folder / RESULT))
     except (OSError, ValueError):
@@ -399,8 +409,11 @@ def read(folder: Path) -> RecordedRun | None:
 
 
 def decode(content: bytes) -> AnyRecord:
-    """The record in the bytes of a result.json. A ValueError says what is wrong with it; of a newer
-    schema its version alone, as all else may then differ too.
+    """Decode the bytes of a result.json.
+
+    Raises:
+        ValueError: the record is broken, or of a newer schema. For a newer schema, nothing but the
+            version is checked, because everything else may differ.
     """
     try:
         if (version := msgspec.json.decode(content, type=_Version).schema_version) > SCHEMA_VERSION:
@@ -423,7 +436,7 @@ class _Version(Struct):
 
 
 class _Counts(Struct):
-    """The numbers among axes and configuration that this program calculates with, and so checks."""
+    """Numbers in the axes and the configuration that this program calculates with."""
 
     gpus: int | None = None
     nodes: int | None = None

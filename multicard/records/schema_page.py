@@ -1,6 +1,6 @@
-"""Write docs/reference/record.md from the schema.
+"""Generates docs/reference/record.md from the schema.
 
-python -m multicard.records.schema_page > docs/reference/record.md
+Run it as `python -m multicard.records.schema_page > docs/reference/record.md`.
 """
 
 import inspect
@@ -12,9 +12,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
-from multicard.records import figures, run_folder, schema, schema_parts, text_table
+from multicard.records import figures, run_folder, schema, schema_types, text_table
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import described
+from multicard.records.schema_types import described
 
 INTRODUCTION = f"""# The record of a run
 
@@ -24,14 +24,14 @@ Each run leaves a folder, `multirun/<name>/<cell>/`. Its files:
 
 Units are in the names: `_s` seconds, `_bytes` bytes, `_mhz`, `_w`, `_joules`, `_per_s` per second.
 A key that is `null` was not measured or does not apply. `schema_version` is
-{schema.SCHEMA_VERSION}; a record is read as long as its version is not newer than the program's,
-keys that it lacks read as `null`, and unknown ones are left alone. The tables below are made from
-`multicard/records/schema.py` and the files beside it, by which records are checked when they are
-written; a key in *italics* is there only where it applies.
+{schema.SCHEMA_VERSION}. A record can be read unless its version is newer than the program's. Keys
+that it lacks read as `null`, and unknown keys are ignored. The tables below are generated from
+`multicard/records/schema.py` and the files next to it. Records are checked against this schema when
+they are written. A key in *italics* appears only if it applies.
 """
-FIGURES = """The numbers that tables, charts and rankings show, by the names that `list --columns`,
-`--sort` and `--where` take. Their keys in result.json are those of W&B's summary too. Runs of a
-setting are summed up by their mean, of peak memory by the highest."""
+FIGURES = """The numbers that tables, charts and rankings show, under the names that
+`list --columns`, `--sort` and `--where` take. Their keys in result.json are also their keys in
+W&B's summary. The runs of a setting are summarized by their mean; peak memory by its maximum."""
 SECTIONS = {
     "result.json": schema.Record,
     "result.json of train_vision.py": schema.VisionRecord,
@@ -47,7 +47,7 @@ NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", An
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page in Markdown."""
     files = inspect.getdoc(run_folder) or ""
     lines = [INTRODUCTION.format(files=files.split("\n\n", maxsplit=1)[1]).rstrip()]
     known: set[type[Struct]] = set()
@@ -58,30 +58,30 @@ def page() -> str:
 
 
 def _section(kind: type[Struct], place: str, known: set[type[Struct]]) -> Iterator[str]:
-    """A structure's description and table, then those of the
-    structures within it that were not described yet.
+    """Yield the description and the table of a struct, and then the sections of nested structs that
+    are not described yet.
     """
     known.add(kind)
-    # which msgspec gives those without one
+    # msgspec gives a struct without a docstring one that is its signature.
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
         yield inspect.cleandoc(kind.__doc__)
-    base = kind.__mro__[1]
-    inherited = () if base is Struct else base.__struct_fields__
+    parent = kind.__mro__[1]
+    inherited = () if parent is Struct else parent.__struct_fields__
     optional = {field.name for field in fields(kind) if field.default is UNSET}
     hints = get_type_hints(kind, include_extras=True)
-    own = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
+    own_hints = {name: hints[name] for name in kind.__struct_fields__ if name not in inherited}
     rows = [
         (f"*{k}*" if k in optional else f"`{k}`", _in_words(hint), described(hint)[1])
-        for k, hint in own.items()
+        for k, hint in own_hints.items()
     ]
-    # msgspec keeps the tag, which follows the version, apart from the fields
+    # msgspec keeps the tag apart from the fields. On disk, it follows the version.
     if kind is schema.Record:
         rows.insert(1, ("`kind`", "text", " or ".join(figures.ALL)))
     yield _table(
         ("key", "type", "meaning"),
         [(*row, text_table.escape_markdown(text)) for *row, text in rows],
     )
-    for name, hint in own.items():
+    for name, hint in own_hints.items():
         for inner in _structures(hint):
             if inner not in known:
                 yield f"### {place}{name}"
@@ -104,9 +104,9 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _in_words(hint: Any) -> str:
-    """A type: "number or null"."""
+    """Return the name of a type for readers, as in "number or null"."""
     types, _ = described(hint)
-    if set(types) == set(get_args(schema_parts.Scalar)):
+    if set(types) == set(get_args(schema_types.Scalar)):
         return "scalar"
     if len(types) > 1:
         parts = [_in_words(part) for part in types if part not in (NoneType, UnsetType)]

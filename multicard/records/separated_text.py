@@ -1,11 +1,14 @@
-"""What tables of text share, whoever reads them: their encoding, and the delimiter of their cells.
+"""Decodes tables of text, and finds the delimiter of their cells.
 
-Excel writes UTF-8 with a mark, UTF-16 ("Unicode text"), the system's own code page,
-and a first line `sep=;`.
+Excel writes UTF-8 with a byte order mark, UTF-16 ("Unicode text"), or the system's code page, and
+may begin the file with a line `sep=;`.
 """
 
 import codecs
 import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from multicard.messages import Refusal
@@ -16,15 +19,15 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# The line by which Excel is told the delimiter
-TOLD = re.compile(r"\A\s*\"?sep=([^\w\s\"]|\t)\"?[ ]*(?:\r\n|\n|\r)", re.IGNORECASE)
+# The line that tells Excel the delimiter.
+DELIMITER_LINE = re.compile(r"\A\s*\"?sep=([^\w\s\"]|\t)\"?[ ]*(?:\r\n|\n|\r)", re.IGNORECASE)
 
 
 class SeparatedText(NamedTuple):
     """The text of a table.
 
-    lines_before: of the file, that are no part of `text`. delimiter: that the file names,
-    or its header has most often.
+    lines_before: number of lines of the file that precede `text`.
+    delimiter: the delimiter that the file names, or else the most frequent one in its header.
     """
 
     text: str
@@ -33,21 +36,21 @@ class SeparatedText(NamedTuple):
 
 
 def separated_text(content: bytes) -> SeparatedText:
-    """The text of a table, by its mark, else as UTF-8.
+    """Decode a table by its byte order mark, or else as UTF-8.
 
     Raises:
-        Refusal: the encoding cannot be told.
+        Refusal: the encoding cannot be determined.
     """
     text = decoded(content)
-    told = TOLD.match(text)
-    if told is not None:
-        return SeparatedText(text[told.end() :], told[1], told[0].count("\n"))
+    declaration = DELIMITER_LINE.match(text)
+    if declaration is not None:
+        return SeparatedText(text[declaration.end() :], declaration[1], declaration[0].count("\n"))
     header = text.lstrip().partition("\n")[0]
     return SeparatedText(text, max(DELIMITERS, key=header.count), 0)
 
 
 def decoded(content: bytes) -> str:
-    """The text of bytes, by their mark, else as UTF-8; refused as `separated_text` says."""
+    """Decode bytes by their byte order mark, or else as UTF-8; refuse as `separated_text` does."""
     encoding = next((name for mark, name in MARKS if content.startswith(mark)), "utf-8")
     place = content.find(b"\0") if encoding.startswith("utf-8") else -1
     if place < 0:
@@ -55,30 +58,36 @@ def decoded(content: bytes) -> str:
             return content.decode(encoding)
         except UnicodeDecodeError as error:
             place = error.start
-    likely = _likely(content)
+    likely_encoding = _likely_encoding(content)
     line = content[:place].count(b"\n") + 1
-    if likely is None:
+    if likely_encoding is None:
         raise Refusal(
             "table.nul",
-            f"line {line} has a NUL byte, which no text has; write the file again",
+            f"line {line} has a NUL byte, which never occurs in text; write the file again",
             line=line,
         )
     raise Refusal(
         "table.encoding",
         f"line {line} is not in UTF-8; save it as UTF-8 (Excel: CSV UTF-8), or write a copy by "
-        f"`iconv -f {likely} -t UTF-8 -o COPY FILE` if that is its encoding",
+        f"`iconv -f {likely_encoding} -t UTF-8 -o COPY FILE` if that is its encoding",
         line=line,
-        likely=likely,
+        likely=likely_encoding,
     )
 
 
-def _likely(content: bytes) -> str | None:
-    """The encoding that content without a mark probably has, as iconv calls it; None of what is no
-    text. It is offered
-    and not taken: code pages of Windows have no sign of their own.
+def _likely_encoding(content: bytes) -> str | None:
+    """Guess the encoding of content without a mark, by iconv's name; None if it is not text.
+
+    The guess is only suggested to the user: code pages of Windows cannot be distinguished.
     """
     if b"\0" not in content:
         return "WINDOWS-1252"
     if content.startswith(b"\0"):
         return "UTF-16BE"
     return "UTF-16LE" if content[1:2] == b"\0" else None
+
+
+def line_above(path: Path, names: Sequence[str], delimiter: str) -> str:
+    """The command that writes a line with the names of the columns above the rows of a table."""
+    script = shlex.quote(f"1i {delimiter.join(names)}".replace("\t", "\\t"))
+    return f"sed -i {script} {shlex.quote(str(path))}"

@@ -1,4 +1,4 @@
-"""The steps of a run, from its steps.parquet, as its record counts them."""
+"""Reads the steps of a run from its steps.parquet, and computes their statistics."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,24 +20,22 @@ COLUMNS = ("epoch", "rank", "step", "step_s")
 
 
 class Counted:
-    """The steps of a run, and those of them that its statistics count: after the warm-up,
-    without stalls.
+    """The steps of a run, with flags for the steps that its statistics cover.
 
-    The warm-up is `warmup_steps` of every segment of a training run, `skip_steps` of a tuning run;
-    of a script's `warmup_steps`, and the steps that its record leaves out.
+    Statistics leave out stalls and the warm-up. The warm-up is the first `warmup_steps` (tuning:
+    `skip_steps`) of every segment. For a script, the steps in its record's `left_out` are added.
 
     Attributes:
-        steps_s: seconds of each step (steps,), in their order; see `formulas.step_times_s`.
+        steps_s: seconds of each step in order (steps,); see `formulas.step_times_s`.
         warmup, stalls: flags of the steps that statistics leave out (steps,).
-        measured: flags of the rows of all ranks that they count (ranks x steps,).
+        measured: flags of the rows of all ranks that statistics cover (ranks x steps,).
     """
 
     def __init__(self, record: AnyRecord, table: Mapping[str, np.ndarray]) -> None:
         """Args:
-        record: with its configuration; of a training run with its segments, of a script with
-        `left_out`.
-        table: the columns of steps.parquet, a row for each step of each rank;
-        empty before the first epoch ended.
+        record: a record with its configuration, its segments, and for a script `left_out`.
+        table: the columns of steps.parquet, with a row for each step of each rank; empty if no
+            epoch has ended.
         """
         epoch, self._rank, step, step_s = (
             table[name] if table else np.empty(0, dtype=int) for name in COLUMNS
@@ -52,67 +50,72 @@ class Counted:
         self.measured = ~(self.warmup | self.stalls)[self._number]
 
     def statistics(self) -> Statistics:
-        found = msgspec.convert(
+        statistics = msgspec.convert(
             formulas.statistics(self.steps_s, self.warmup, self.stalls), Statistics
         )
-        found.slow_steps = formulas.find_slow_steps(
+        statistics.slow_steps = formulas.find_slow_steps(
             self.steps_s, ~(self.warmup | self.stalls), self._per_epoch, self._tokens()
         )
-        return found
+        return statistics
 
     def _tokens(self) -> np.ndarray | None:
-        """Tokens of each step of all ranks (steps,); None where none are counted."""
+        """Return the tokens of each step over all ranks (steps,); None if none are counted."""
         tokens = self._table.get("tokens")
         if tokens is None or not tokens.any():
             return None
         return np.bincount(self._number, tokens, len(self.steps_s))
 
     def counts(self, number: int) -> bool:
-        """True for a step, by its number in the run, that statistics count."""
+        """Return whether statistics cover a step, given by its number in the run."""
         return number < len(self.steps_s) and not (self.warmup[number] or self.stalls[number])
 
     def by_rank(self, column: str) -> list[float]:
-        """The sum of a column over the measured steps of each rank (ranks,)."""
+        """Sum a column over the measured steps of each rank (ranks,)."""
         ranks = self._rank[self.measured]
         values = self._table[column][self.measured]
         return np.bincount(ranks, values, self._rank.max(initial=0) + 1).tolist()
 
     def per_s(self, column: str) -> float | None:
-        """Units of a column by second, of all ranks; None where no step was measured."""
+        """Return the rate of a column per second over all ranks; None if no step was measured."""
         return formulas.throughput_per_s(self.by_rank(column), self.by_rank("step_s"))
 
     def mean(self, column: str) -> float | None:
-        """The mean of a column, a measured step and rank."""
+        """Return the mean of a column per measured step and rank."""
         return float(self._table[column][self.measured].mean()) if self.measured.any() else None
 
 
 def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
-    """Seconds of each step that statistics count (n,), in their order; see `formulas.step_times_s`.
-    A ValueError says that steps.parquet is absent or broken.
+    """Return the seconds of each step that statistics cover, in order (n,).
+
+    Raises:
+        ValueError: steps.parquet is absent or broken.
     """
     steps = counted(folder, record)
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
 def table(folder: Path, record: AnyRecord) -> "pa.Table":
-    """Return steps.parquet (docs/reference/record.md): a row for each step of each rank.
+    """Return steps.parquet (docs/reference/record.md), with a row for each step of each rank.
 
-    `measured` is true if statistics count the step. Raises ValueError as `measured_s` does.
+    The added column `measured` is true if statistics cover the row.
+
+    Raises:
+        ValueError: steps.parquet is absent or broken.
     """
-    rows = _read(folder)
-    return rows.append_column("measured", [_of(record, rows).measured])
+    rows = _read_table(folder)
+    return rows.append_column("measured", [_counted_rows(record, rows).measured])
 
 
 def counted(folder: Path, record: AnyRecord) -> Counted:
-    """The steps of a run; a ValueError says that steps.parquet is absent or broken."""
-    return _of(record, _read(folder, COLUMNS))
+    """Return the steps of a run; a ValueError says that steps.parquet is absent or broken."""
+    return _counted_rows(record, _read_table(folder, COLUMNS))
 
 
-def _of(record: AnyRecord, rows: "pa.Table") -> Counted:
+def _counted_rows(record: AnyRecord, rows: "pa.Table") -> Counted:
     return Counted(record, {name: rows[name].to_numpy() for name in COLUMNS})
 
 
-def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
+def _read_table(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -124,19 +127,21 @@ def _read(folder: Path, columns: Sequence[str] | None = None) -> "pa.Table":
         reason = str(error).splitlines()[0]
         raise Refusal(
             "steps.unreadable",
-            f"{path}: no steps can be read ({reason})",
+            f"{path}: the steps cannot be read ({reason})",
             file=str(path),
             reason=reason,
         ) from None
 
 
 def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
-    """Flags of a run's warm-up (steps,): the first steps of every segment, as caches are cold after
-    a restart, and those that a script's record leaves out.
+    """Return flags of a run's warm-up (steps,).
+
+    They mark the first steps of every segment, because caches are cold after a restart, and the
+    steps that a script's record leaves out.
     """
     flags = np.zeros(steps, dtype=bool)
     for segment in record.segments or [Segment(steps=steps)]:
-        if segment.steps:  # work that was not saved has no first step of its own
+        if segment.steps:  # A segment whose work was not saved has no steps in the table.
             flags[segment.first_step :][: record.config.get(record.skips) or 0] = True
     return (
         flags | np.isin(np.arange(steps), record.left_out)
@@ -146,9 +151,9 @@ def _warmup(record: AnyRecord, steps: int) -> np.ndarray:
 
 
 def redefine(folder: Path, record: AnyRecord) -> None:
-    """Derive the statistics of an older record's steps anew, which it has by another definition.
+    """Compute the step statistics of an older record anew, because their definition has changed.
 
-    Without steps.parquet only the counts are left. On one rank both definitions are the same.
+    Without steps.parquet, only the counts remain. On one rank, both definitions agree.
     """
     stored = record.steps
     if (
@@ -159,7 +164,7 @@ def redefine(folder: Path, record: AnyRecord) -> None:
     ):
         return
     try:
-        anew = counted(folder, record).statistics()
+        statistics = counted(folder, record).statistics()
     except ValueError:
-        anew = Statistics(count=stored.count, warmup_count=stored.warmup_count)
-    setattr(record, record.steps_key, anew)
+        statistics = Statistics(count=stored.count, warmup_count=stored.warmup_count)
+    setattr(record, record.steps_key, statistics)

@@ -1,5 +1,5 @@
-"""The table at the end of a command: one row a setting,
-with the mean of its runs and their standard deviation.
+"""The table at the end of a command: one row per setting, with the mean of its runs and their
+standard deviation.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ OPTIONAL = [
     for figure in FIGURES.values()
     if figure.at_end and (figure.better is None or figure.if_room)
 ]
-# in words
+# What the table says for each `ended_by` of a probe.
 PROBE_ENDS = {"error": "known", "seconds": "probe.seconds", "run": "last epoch", "race": "race"}
 NOTE_ON_PROBES = Message(
     "table.probes",
-    "Probes do not count as results: they feed predictions (`predict=true`), and stand in no other"
+    "Probes do not count as results: they feed predictions (`predict=true`), and appear in no other"
     " table.",
 )
 
@@ -41,10 +41,10 @@ NOTE_ON_PROBES = Message(
 def show(
     runs: Sequence[RecordedRun], probes: bool = False, recommended: Sequence[Path] = ()
 ) -> None:
-    """Print the table of these runs, or probes, of one kind.
+    """Print the table of these runs, or probes, which are all of one kind.
 
     Args:
-        recommended: the folders of the runs whose setting is marked.
+        recommended: the folders of runs whose setting is marked as recommended.
     """
     width = text_table.terminal_width()
     heading, *rest = probe_lines(runs, width) if probes else lines(runs, width, recommended)
@@ -57,12 +57,12 @@ def show(
 def lines(
     runs: Sequence[RecordedRun], width: int | None = None, recommended: Sequence[Path] = ()
 ) -> list[str]:
-    """The axes that differ, status and figures of each setting,
-    in the order in which they were swept, then notes.
+    """Return a row for each setting in the order of the sweep, and notes. A row has the axes that
+    differ, the status and the figures.
 
     Args:
-        width: of the table in cells; None: any.
-        recommended: the folders of the runs whose setting is marked.
+        width: the width of the table in cells; None for any width.
+        recommended: the folders of runs whose setting is marked as recommended.
     """
     records = [run.record for run in runs]
     kind = records[0].kind
@@ -71,22 +71,22 @@ def lines(
         for axis in comparable.varied(records, RECORDS[kind].always)
         if Role.repetition not in schema.of(axis)
     ]
-    whole_settings = _settings(records, axes)
-    settings = [*chain.from_iterable(map(_by_amount, whole_settings))]
-    marked = {id(run.record) for run in runs if run.folder in {*recommended}}
+    settings_of_sweep = _settings(records, axes)
+    settings = [*chain.from_iterable(map(_by_amount, settings_of_sweep))]
+    recommended_ids = {id(run.record) for run in runs if run.folder in {*recommended}}
     rows = [
-        _setting(group, axes, any(id(record) in marked for record in group))
+        _setting(group, axes, any(id(record) in recommended_ids for record in group))
         | _figures(group, settings)
         for group in settings
     ]
     notes = list[str]()
-    notes += limits.left_out([limits.of(record) for record in group] for group in settings)
+    notes += limits.left_out_notes([limits.of(record) for record in group] for group in settings)
     if any(len(group) > 1 for group in settings):
         notes.append(Message("table.deviation", "±: standard deviation of the n runs"))
     notes += [
-        str(amounts.unequal_repetitions(found))
-        for whole in whole_settings
-        if (found := _amounts(whole)) is not None and not found.are_equal
+        str(amounts.unequal_repetitions(unequal))
+        for setting in settings_of_sweep
+        if (unequal := _amounts(setting)) is not None and not unequal.are_equal
     ]
     rate = RECORDS[kind].rate
     skipped = RECORDS[kind].skips
@@ -99,7 +99,7 @@ def lines(
         heading = FIGURES[rate].heading()
         note = Message(
             "table.no-rate",
-            f"{heading} is missing where a run has no more steps than {skipped} leaves out: "
+            f"{heading} is missing if a run has no more steps than {skipped} leaves out: "
             f"train longer, or set a smaller {skipped}",
             key=skipped,
             figure=heading,
@@ -111,9 +111,9 @@ def lines(
 
 
 def figures_in_brief(record: AnyRecord) -> str:
-    """The figures of a run in the line that says how it ended: "5.2 s   61 images/s   534 MB".
+    """Format a run's figures for the line that reports its end: "5.2 s   61 images/s   534 MB".
 
-    For tuning with held-out rows, their loss is among them.
+    For tuning with held-out rows, their loss is among the figures.
     """
     rate = FIGURES[record.rate]
     memory = FIGURES["peak_memory_bytes"]
@@ -126,7 +126,7 @@ def figures_in_brief(record: AnyRecord) -> str:
 
 
 def probe_lines(runs: Sequence[RecordedRun], width: int | None = None) -> list[str]:
-    """The axes that differ, status and figures of each probe."""
+    """Return a row for each probe: the axes that differ, the status and the figures."""
     records = [run.record for run in runs]
     axes = comparable.varied(records, records[0].always)
     rows = [_setting([record], axes) | _probe(record) for record in records]
@@ -138,14 +138,14 @@ def _probe(record: AnyRecord) -> dict[str, str]:
     costs = [FIGURES[name].text(record) for name in ("total_s", "peak_memory_bytes")]
     texts = ["-"] * 7
     if probe is not None:
-        known = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
-        ended = PROBE_ENDS[probe.ended_by]
+        half_width = "-" if probe.half_width is None else f"{probe.half_width:.1%}"
+        ended_by = PROBE_ENDS[probe.ended_by]
         texts = [
             f"{probe.step_s:.4g}",
-            known,
+            half_width,
             str(probe.steps),
             str(probe.warmup_steps),
-            ended,
+            ended_by,
             *costs,
         ]
     headings = ("s/step", "±", "steps", "warm-up", "ended", "total s", "peak memory")
@@ -153,29 +153,31 @@ def _probe(record: AnyRecord) -> dict[str, str]:
 
 
 def _table(rows: Sequence[dict[str, str]], notes: Sequence[str], width: int | None) -> list[str]:
-    """The columns in which rows differ, and below them the others, and notes. Optional figures, as
-    those that are neither better nor worse, are left out where there is no room for them.
+    """Format the columns in which rows differ, and below them the common values and the notes.
+
+    If the table is too wide, optional figures are left out: figures that are neither better nor
+    worse, for example.
     """
     shown = [heading for heading in rows[0] if any(row[heading] not in ("-", "") for row in rows)]
-    alike = [
+    common = [
         heading for heading in shown if len(rows) > 1 and len({row[heading] for row in rows}) == 1
     ]
-    shown = [heading for heading in shown if heading not in alike] or alike
+    shown = [heading for heading in shown if heading not in common] or common
     sizes = text_table.least_widths(shown, [[row[heading] for heading in shown] for row in rows])
     fits = width is None or sum(sizes) + text_table.GAP * (len(sizes) - 1) <= width
     shown = [heading for heading in shown if fits or heading not in OPTIONAL]
-    once = []
-    if alike:
-        named = ", ".join(f"{name} {rows[0][name]}" for name in alike)
-        values = {name: rows[0][name] for name in alike}
-        once.append(Message("table.alike", f"the same in all rows: {named}", values=values))
+    common_line = []
+    if common:
+        named = ", ".join(f"{name} {rows[0][name]}" for name in common)
+        values = {name: rows[0][name] for name in common}
+        common_line.append(Message("table.alike", f"the same in all rows: {named}", values=values))
     cells = [[row[heading] for heading in shown] for row in rows]
-    return text_table.TextTable(shown, cells, below=[*once, *notes]).lines(width)
+    return text_table.TextTable(shown, cells, below=[*common_line, *notes]).lines(width)
 
 
 def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[AnyRecord]]:
-    """The runs of each setting that ended ok, on one machine and commit; others alone,
-    as each has its own cause.
+    """Group the runs that ended ok by setting, machine and commit. Each other run is a group of its
+    own, because each has its own cause.
     """
     groups: dict[tuple[Any, ...], list[AnyRecord]] = {}
     for record in records:
@@ -188,7 +190,7 @@ def _settings(records: Sequence[AnyRecord], axes: Sequence[str]) -> list[list[An
 
 
 def _amounts(group: Sequence[AnyRecord]) -> Amounts | None:
-    """How much each run of a script's setting trained; None of what is no script's."""
+    """Return how much each run of a script's setting trained; None if it is not a script."""
     if not all(isinstance(record, ScriptRecord) for record in group):
         return None
     return amounts.of_runs([partial(_figure_of, record) for record in group])
@@ -199,14 +201,14 @@ def _figure_of(record: AnyRecord, name: str) -> Any:
 
 
 def _by_amount(group: list[AnyRecord]) -> list[list[AnyRecord]]:
-    """The runs of a setting by how much they trained: the times of different amounts have no mean,
-    which would be that of no run.
+    """Split the runs of a setting by how much they trained. A mean over the times of different
+    amounts would describe no run.
     """
-    found = _amounts(group)
-    if found is None or found.are_equal:
+    amounts_of_runs = _amounts(group)
+    if amounts_of_runs is None or amounts_of_runs.are_equal:
         return [group]
     by_class: dict[float, list[AnyRecord]] = {}
-    for record, amount in zip(group, found.classes(), strict=True):
+    for record, amount in zip(group, amounts_of_runs.classes(), strict=True):
         by_class.setdefault(amount, []).append(record)
     return [*by_class.values()]
 
@@ -214,16 +216,16 @@ def _by_amount(group: list[AnyRecord]) -> list[list[AnyRecord]]:
 def _setting(
     group: Sequence[AnyRecord], axes: Sequence[str], is_recommended: bool = False
 ) -> dict[str, str]:
-    counted = limits.undisturbed(group)
-    marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, counted))))
+    undisturbed = limits.undisturbed_or_all(group)
+    marks = "".join(dict.fromkeys("".join(map(limits.brief_signs, undisturbed))))
     row = {axis: comparable.cell(group[0], axis) for axis in axes}
-    n = text_table.part_of(len(counted), len(group)) if len(group) > 1 else "-"
+    n = text_table.part_of(len(undisturbed), len(group)) if len(group) > 1 else "-"
     return row | {USE: "yes" if is_recommended else "", "n": n, "status": group[0].status + marks}
 
 
 def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> dict[str, str]:
-    """The figures of a setting, by heading, and after its rate what compares it;
-    of `ok` runs alone.
+    """Return the figures of a setting by heading; behind the rate, its speed-up. If the runs did
+    not end ok, all are "-".
     """
     first = group[0]
     row = dict[str, str]()
@@ -236,12 +238,12 @@ def _figures(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
 
 
 def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
-    """The figure of a setting: the mean of its runs and their standard deviation, or the highest;
-    of times without disturbed runs.
+    """Format the figure of a setting: the mean of its runs and their standard deviation, or the
+    maximum. Times of disturbed runs are left out.
     """
-    counted = limits.undisturbed(group) if figure.can_be_disturbed else group
-    values = [figure.value(record) for record in counted]
-    # a mean over those that have it might be that of the lucky ones
+    summed_records = limits.undisturbed_or_all(group) if figure.can_be_disturbed else group
+    values = [figure.value(record) for record in summed_records]
+    # If some runs lack the figure, a mean over the others would be biased.
     if len(values) < 2 or None in values:
         return figures.text(figure.name, values[0] if len(values) == 1 else None)
     text = figures.text(figure.name, max(values) if figure.summed == "max" else fmean(values))
@@ -255,26 +257,13 @@ def _summed(figure: Figure, group: Sequence[AnyRecord]) -> str:
 
 
 def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]) -> str:
-    """The speed-up of mean times over one GPU, and its share of the ideal. Of tuning by tokens/s:
-    with max_steps, n GPUs take as many steps as one and n times the rows.
+    """Format the speed-up of the mean times over one GPU, and its share of the ideal speed-up.
+
+    Tuning compares tokens/s: with max_steps, n GPUs take as many steps as one, on n times the rows.
     """
-    records = list(chain.from_iterable(settings))
-    several = any(other.ranks != 1 for other in records)
-    ones = (
-        [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
-        if several
-        else []
-    )
-    base = next(
-        (
-            setting
-            for setting in settings
-            if any(any(one is record for record in setting) for one in ones)
-        ),
-        [],
-    )
+    base = _setting_on_one_gpu(group, settings)
     sides = [
-        [_taken_s(record) for record in limits.undisturbed(side)] if side else []
+        [_taken_s(record) for record in limits.undisturbed_or_all(side)] if side else []
         for side in (base, group)
     ]
     forbidden = any(
@@ -282,12 +271,27 @@ def _against_one(group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyReco
     )
     if forbidden or not all(side and all(side) for side in sides):
         return "-"
-    one_s, own_s = (fmean(filter(None, side)) for side in sides)
-    share = formulas.parallel_efficiency(one_s, own_s, group[0].ranks)
+    one_s, setting_s = (fmean(filter(None, side)) for side in sides)
+    share = formulas.parallel_efficiency(one_s, setting_s, group[0].ranks)
     doubtful = comparable.DOUBTFUL * (share > formulas.DOUBTFUL_EFFICIENCY)
-    return f"{formulas.speedup(one_s, own_s):.2f} ({share:.0%}){doubtful}"
+    return f"{formulas.speedup(one_s, setting_s):.2f} ({share:.0%}){doubtful}"
+
+
+def _setting_on_one_gpu(
+    group: Sequence[AnyRecord], settings: Sequence[Sequence[AnyRecord]]
+) -> Sequence[AnyRecord]:
+    """Return the setting that only differs in running on one GPU; empty if there is none."""
+    records = list(chain.from_iterable(settings))
+    if all(record.ranks == 1 for record in records):
+        return []
+    references = [comparable.reference(record, records, gpus=1, nodes=1) for record in group]
+    reference_ids = {id(record) for record in references if record is not None}
+    for setting in settings:
+        if any(id(record) in reference_ids for record in setting):
+            return setting
+    return []
 
 
 def _taken_s(record: AnyRecord) -> float | None:
-    """Seconds of the work that runs are compared by: the whole run, or a token."""
+    """Return the seconds per unit of work by which runs are compared: the whole run, or a token."""
     return figures.taken_s(record.kind, lambda name: FIGURES[name].value(record))

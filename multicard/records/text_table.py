@@ -1,9 +1,8 @@
-"""Tables as text for a terminal, Markdown, LaTeX and CSV:
-the one place for the tables of all commands.
+"""Formats tables as text for a terminal, Markdown, LaTeX and CSV, for all commands.
 
-Cells are text that the caller has formatted (`figures.text`); it may come from a run, so it is
-cleaned or escaped here. Alignments are a letter a column, "l" or "r";
-by default columns of figures are aligned to the right.
+The caller formats the cells (`figures.text`). As they may come from a run, this module cleans or
+escapes them. An alignment is a string with one letter per column, "l" or "r". By default, columns
+of figures are aligned to the right.
 """
 
 import csv
@@ -24,14 +23,14 @@ from tabulate import LATEX_ESCAPE_RULES, tabulate
 
 from multicard.messages import Message
 
-GAP = 2  # cells between two columns
-LEAST_WIDTH = 8  # a column of text is not made narrower
-CUT = "…"
-MOST_ROWS = 200  # of a table in a notebook
+GAP = 2  # Spaces between two columns.
+LEAST_WIDTH = 8  # Columns of text are not narrowed below this.
+ELLIPSIS = "…"
+MOST_ROWS = 200  # A notebook shows at most this many rows of a table.
 UNITS = r"(s|ms|us|%|[kMGT]?B|x|[kMG]?J)"
 UNIT = rf"( ?{UNITS})?"
 BEFORE_UNIT = re.compile(rf"(?<=\d) (?={UNITS}(?!\w))")
-KEPT = "\ue000"  # for a space at which no line ends
+UNBREAKABLE_SPACE = "\ue000"  # Stands for a space at which no line may be broken.
 TIME = r"\d+:\d\d:\d\d"
 NUMBER = rf"[-+±~]?[\d.,]+{UNIT}( ± [\d.,]+{UNIT})?( \((\d+%|[^()]+ to [^()]+)\)\??)?"
 FIGURE = re.compile(rf"{NUMBER}|{TIME}( to {TIME})?( ago)?|\d+ of \d+")
@@ -39,7 +38,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class TextTable(NamedTuple):
-    """Headings and rows of text, with the lines above and below them."""
+    """A table of text: headings and rows, with lines above and below."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -54,19 +53,21 @@ class TextTable(NamedTuple):
         ]
 
     def html(self) -> str:
-        """As notebooks show it, the first MOST_ROWS rows; nothing of a line or a cell is markup."""
+        """Format the first MOST_ROWS rows for a notebook; all text is escaped."""
         below = [*self.below]
-        more = len(self.rows) - MOST_ROWS
-        if more > 0:
-            below.insert(0, Message("table.more-rows", f"{more:,} more rows", rows=more))
+        hidden_rows = len(self.rows) - MOST_ROWS
+        if hidden_rows > 0:
+            below.insert(
+                0, Message("table.more-rows", f"{hidden_rows:,} more rows", rows=hidden_rows)
+            )
         table = self._replace(rows=self.rows[:MOST_ROWS])._tabulated(clean, "html")
-        # notebooks align to the right otherwise
+        # Notebooks would otherwise align cells to the right.
         table = re.sub(r"<(t[dh])>", r'<\1 style="text-align: left;">', table)
         return "\n".join([*paragraphs(self.above), table, *paragraphs(below)])
 
     def markdown(self) -> str:
-        """A pipe table, below the first line in bold and above a list;
-        nothing of a line or a cell is markup.
+        """Format a pipe table, with the first line above it in bold and the lines below it as a
+        list; all text is escaped.
         """
         title, *above = [*map(escape_markdown, filter(None, self.above))] or [""]
         table = self._tabulated(
@@ -76,7 +77,7 @@ class TextTable(NamedTuple):
         return "\n\n".join(filter(None, [f"**{title}**" if title else "", *above, table, below]))
 
     def latex(self) -> str:
-        """A `table` for the package booktabs, with the lines above it as its caption."""
+        """Format a `table` for the package booktabs, with the lines above it as its caption."""
         caption = escape_latex(" ".join(filter(None, self.above)))
         start = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
         table = _latex_signs(self._tabulated(clean, "latex_booktabs"))
@@ -99,13 +100,14 @@ class TextTable(NamedTuple):
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
-    """Lines as HTML in which nothing is markup."""
+    """Return lines as HTML paragraphs; all text is escaped."""
     return [f"<p>{escape(clean(line))}</p>" for line in lines if line]
 
 
 def folded(lines: Sequence[str], width: int | None, indent: str = "  ") -> list[str]:
-    """Lines in as many of `width` cells as they need, with whole words, indented after the first;
-    None: as they are.
+    """Wrap lines at whole words so that they fit into `width` cells; continuations are indented.
+
+    If `width` is None, the lines are not wrapped.
     """
     if width is None:
         return [*lines]
@@ -114,8 +116,8 @@ def folded(lines: Sequence[str], width: int | None, indent: str = "  ") -> list[
     )
     parts = []
     for line in lines:
-        parts.extend(fill.wrap(BEFORE_UNIT.sub(KEPT, line)) or [line])
-    return [part.replace(KEPT, " ") for part in parts]
+        parts.extend(fill.wrap(BEFORE_UNIT.sub(UNBREAKABLE_SPACE, line)) or [line])
+    return [part.replace(UNBREAKABLE_SPACE, " ") for part in parts]
 
 
 def text(
@@ -126,15 +128,17 @@ def text(
     wrap: bool = False,
     least_width: int = LEAST_WIDTH,
 ) -> list[str]:
-    """Lines of aligned columns; a cell may have several lines,
-    a row of empty cells is a blank line.
+    """Format rows as lines of aligned columns.
+
+    A cell may have several lines. A row of empty cells is a blank line.
 
     Args:
-        width: in cells; where the lines are longer, headings of several words are folded, then the
-            widest columns of text are cut, never figures; then the table goes on below, beside its
-            first column. None: any.
-        wrap: wrap the columns that are too wide instead of cutting them.
-        least_width: columns of text are not made narrower than this, or than their heading.
+        width: the width in cells; None for any width. Lines that are too long are shortened in
+            three steps. First, headings of several words are wrapped. Then the widest columns of
+            text are cut; figures never are. Then the remaining columns follow in a second block,
+            which repeats the first column.
+        wrap: wrap columns that are too wide instead of cutting them.
+        least_width: columns of text are not narrower than this, or than their heading.
     """
     align = align or alignment(headings, rows)
     cells = [
@@ -145,11 +149,13 @@ def text(
     sizes = _narrowed(cells, align, width, least_width)
     if width is not None and len(sizes) > 2 and _line_width(sizes) > width:
         name = max(sizes[0], min(width // 2, max(map(_cell_width, (row[0] for row in cells)))))
-        fit = max(
-            2, sum(_line_width([name, *sizes[1:end]]) <= width for end in range(1, len(sizes)))
-        )
+        fitting_columns = 0
+        for end in range(1, len(sizes)):
+            if _line_width([name, *sizes[1:end]]) <= width:
+                fitting_columns = end
+        first_block = max(2, fitting_columns)
         printed = []
-        for places in (range(fit), (0, *range(fit, len(sizes)))):
+        for places in (range(first_block), (0, *range(first_block, len(sizes)))):
             head, *body = [[row[place] for place in places] for row in (headings, *rows)]
             letters = "".join(align[place] for place in places)
             printed += ["", *text(head, body, width, letters, wrap, least_width)]
@@ -170,66 +176,66 @@ def text(
 
 
 def to_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Values in full as they are; None is an empty cell."""
+    """Format rows as CSV with unrounded values; None is an empty cell."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([headings, *rows])
     return file.getvalue()
 
 
 def alignment(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Right for columns of figures ("-" and empty cells among them), left for others."""
+    """Align columns of figures ("-" and empty cells included) right, and others left."""
     columns = zip(*rows, strict=True) if rows else [("",)] * len(headings)
-    return "".join(
-        (
-            "r"
-            if any(cells)
-            and all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells)
-            else "l"
-        )
-        for cells in columns
-    )
+    return "".join("r" if _has_figures_only(cells) else "l" for cells in columns)
+
+
+def _has_figures_only(cells: Sequence[str]) -> bool:
+    if not any(cells):
+        return False
+    return all(not cell or cell == "-" or FIGURE.fullmatch(cell) for cell in cells)
 
 
 def least_widths(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """The width of each column in cells when its text is cut as far as it can be."""
+    """Return the width of each column in cells if its text is cut as far as it may be."""
     cells = [[cell.split("\n") for cell in row] for row in (headings, *rows)]
     return _least_widths(cells, alignment(headings, rows), LEAST_WIDTH)
 
 
 def terminal_width() -> int | None:
-    """The terminal's width in cells; None where the output goes elsewhere,
-    so that nothing is cut.
+    """Return the terminal's width in cells; None if the output goes elsewhere, so that nothing is
+    cut.
     """
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def clean(content: str) -> str:
-    """`content` on one line, without what would drive a terminal (escapes,
+    """Return `content` on one line, without characters that would control a terminal (escapes,
     bidirectional overrides).
     """
     return CONTROL.sub(lambda match: " " if match[0] in "\n\t\r" else "�", content)
 
 
 def cut(line: str, width: int | None) -> str:
-    """The line, no longer than `width`; None: any."""
+    """Shorten a line to at most `width` cells; None: any width."""
     return (
-        line if width is None or cell_len(line) <= width else set_cell_size(line, width - 1) + CUT
+        line
+        if width is None or cell_len(line) <= width
+        else set_cell_size(line, width - 1) + ELLIPSIS
     )
 
 
 def capital(content: str) -> str:
-    """`content` with its first letter in upper case, the rest as it is."""
+    """Return `content` with its first letter in upper case."""
     return content[:1].upper() + content[1:]
 
 
 def first_few(texts: Sequence[str], most: int, separator: str = ", ") -> str:
-    """The first of some texts: "a, b and 3 more"."""
+    """Join the first `most` texts, as in "a, b and 3 more"."""
     rest = f" and {len(texts) - most} more" if len(texts) > most else ""
     return separator.join(texts[:most]) + rest
 
 
 def part_of(part: int, whole: int) -> str:
-    """How many of some runs count: "2 of 3"; the number alone where all do."""
+    """Format how many of some runs count, as in "2 of 3", or "3" if all do."""
     return str(whole) if part == whole else f"{part} of {whole}"
 
 
@@ -246,7 +252,7 @@ def _latex_signs(content: str) -> str:
 
 
 def _in_lines(heading: list[str], *below: list[str]) -> list[str]:
-    """A heading in lines of whole words that are no wider than the cells below it."""
+    """Wrap a heading so that it is no wider than the cells below it, as far as its words allow."""
     widest = max(map(_cell_width, below), default=_cell_width(heading))
     return (
         wrap(" ".join(heading), max(1, widest), break_long_words=False, break_on_hyphens=False)
@@ -255,8 +261,8 @@ def _in_lines(heading: list[str], *below: list[str]) -> list[str]:
 
 
 def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width: int) -> list[int]:
-    """The width of each column of figures, and what columns of text are cut to at most;
-    `cells` begin with headings.
+    """Return the least width of each column: the full width of figures, and the width to which text
+    may be cut. The first row of `cells` holds the headings.
     """
     least = []
     for column, side in zip(zip(*cells, strict=True), align, strict=True):
@@ -276,28 +282,33 @@ def _cell_width(lines: list[str]) -> int:
 def _narrowed(
     cells: Sequence[Sequence[list[str]]], align: str, width: int | None, least_width: int
 ) -> list[int]:
-    """The width of each column. For lines of `width` cells columns of text are made narrower, the
-    widest first, until the lines fit, or until no column can be.
+    """Return the width of each column. If lines are wider than `width`, the widest columns of text
+    are narrowed until they fit, or until no column can be narrowed.
     """
     sizes = [max(map(_cell_width, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return sizes
     least = _least_widths(cells, align, least_width)
-    rest = width - GAP * (len(sizes) - 1)
-    sizes = [min(size, max(rest, narrowest)) for size, narrowest in zip(sizes, least, strict=True)]
-    while sum(sizes) > rest and (
-        wide := [i for i, side in enumerate(align) if side == "l" and sizes[i] > least[i]]
+    available = width - GAP * (len(sizes) - 1)
+    sizes = [
+        min(size, max(available, narrowest)) for size, narrowest in zip(sizes, least, strict=True)
+    ]
+    while sum(sizes) > available and (
+        narrowable := [i for i, side in enumerate(align) if side == "l" and sizes[i] > least[i]]
     ):
-        sizes[max(wide, key=lambda i: sizes[i])] -= 1
+        sizes[max(narrowable, key=lambda i: sizes[i])] -= 1
     return sizes
 
 
 def _folded(line: str, size: int, wrap: bool) -> list[str]:
-    """A line in as many as its column needs: one, unless it is wrapped."""
+    """Wrap a line to the width of its column if `wrap`, and cut it otherwise."""
     if not wrap or cell_len(line) <= size:
         return [cut(line, size)]
-    kept = Text(BEFORE_UNIT.sub(KEPT, line))
-    return [part.plain.replace(KEPT, " ") for part in kept.wrap(Console(width=size), size)]
+    unbreakable = Text(BEFORE_UNIT.sub(UNBREAKABLE_SPACE, line))
+    return [
+        part.plain.replace(UNBREAKABLE_SPACE, " ")
+        for part in unbreakable.wrap(Console(width=size), size)
+    ]
 
 
 def _padded(part: str, size: int, side: str) -> str:
@@ -306,18 +317,18 @@ def _padded(part: str, size: int, side: str) -> str:
 
 
 def in_bytes(count: float | None) -> str:
-    """Bytes for a person to read, in powers of 1000."""
+    """Format bytes for a person, in powers of 1000."""
     return "-" if count is None else _in_thousands(count, ("B", "kB", "MB", "GB", "TB"))
 
 
 def in_joules(count: float) -> str:
-    """Joules for a person to read."""
+    """Format joules for a person."""
     return _in_thousands(count, ("J", "kJ", "MJ", "GJ"))
 
 
 def _in_thousands(count: float, units: Sequence[str]) -> str:
     for unit in units[:-1]:
-        if count < 999.5:  # else it is written as 1e+03
+        if count < 999.5:  # From 999.5 on, .3g would write 1e+03.
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} {units[-1]}"

@@ -1,9 +1,10 @@
-"""What the ranks of a script trained, and how these relate:
-by digests that each rank made at its end.
+"""Determines whether the ranks of a script trained together, from digests of their weights.
 
-Ranks that exchange gradients hold the same values in the parameters that all of them have. Ranks
-that hold other shapes, or parts of tensors, as in tensor, pipeline or expert parallelism and with
-sharded optimisers, are divided, and not apart. Does not import torch.
+Each rank makes digests at its end. Ranks that exchange gradients have the same values in all
+parameters that they share. Ranks with other shapes, or with parts of tensors, are divided, not
+apart. Examples are tensor, pipeline and expert parallelism, and sharded optimisers.
+
+Does not import torch.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-# of the tensors, up to which equal ones are those that no rank has trained, and not common ones
-FEW = 0.1
+# If no more than this share of the tensors is equal, the equal ones are taken for tensors that no
+# rank trained.
+FEW_SHARE = 0.1
 
 
 class Relation(StrEnum):
@@ -25,7 +27,7 @@ class Relation(StrEnum):
 
 
 class ApartBy(StrEnum):
-    """How it is known that ranks trained apart."""
+    """The evidence that ranks trained apart."""
 
     group = "group"
     values = "values"
@@ -33,11 +35,12 @@ class ApartBy(StrEnum):
 
 
 class Weights(Struct):
-    """What a rank trained, at its end.
+    """The weights of a rank at its end.
 
-    shapes: of all tensors. digests: of those that it holds whole and that are not constant.
-    divided: it holds parts.
-    changed: they were written to after the last step, as by a checkpoint that one rank loads.
+    shapes: a digest of the shapes of all tensors.
+    digests: digests of the tensors that it holds completely and that are not constant.
+    divided: it holds parts of tensors.
+    changed: weights were written after the last step, as by a checkpoint that one rank loads.
     averaged: the ranks average their models every few steps, and differ in between.
     """
 
@@ -49,8 +52,8 @@ class Weights(Struct):
 
 
 class Held(Struct):
-    """What a rank has trained so far: whether it joined a process group, and what it holds,
-    where that is known.
+    """What a rank has trained so far: whether it joined a process group, and its weights, if they
+    are known.
     """
 
     grouped: bool = True
@@ -58,36 +61,34 @@ class Held(Struct):
 
 
 def compared(ranks: Sequence[Weights | None]) -> Relation:
-    """How the ranks trained, by what each of them holds;
-    unknown where one of them does not tell.
-    """
-    known = [weights for weights in ranks if weights is not None]
-    if len(known) < len(ranks) or not all(weights.digests for weights in known):
-        divided = any(weights.divided for weights in known)
+    """Return how the ranks trained, by their weights; unknown if any rank's are not known."""
+    known_weights = [weights for weights in ranks if weights is not None]
+    if len(known_weights) < len(ranks) or not all(weights.digests for weights in known_weights):
+        divided = any(weights.divided for weights in known_weights)
         return Relation.divided if divided else Relation.unknown
-    first, *others = known
+    first, *others = known_weights
     if all(
         weights.shapes == first.shapes and weights.digests == first.digests for weights in others
     ):
         return Relation.together
-    if any(weights.divided or weights.shapes != first.shapes for weights in known):
+    if any(weights.divided or weights.shapes != first.shapes for weights in known_weights):
         return Relation.divided
-    if any(weights.changed or weights.averaged for weights in known):
+    if any(weights.changed or weights.averaged for weights in known_weights):
         return Relation.unknown
     shared = set(first.digests).intersection(*(weights.digests for weights in others))
-    return Relation.divided if len(shared) > FEW * len(first.digests) else Relation.apart
+    return Relation.divided if len(shared) > FEW_SHARE * len(first.digests) else Relation.apart
 
 
 def apart_by(
     relation: Relation, grouped: bool, steps: Sequence[int], is_stopped: bool
 ) -> ApartBy | None:
-    """How it is known that ranks trained apart; None where they did not, or where nobody knows.
+    """Return the evidence that ranks trained apart; None if they did not, or if it is not known.
 
     Args:
-        relation: of what they hold at the end.
-        grouped: all of them joined a process group.
-        steps: the number that each of them took.
-        is_stopped: the script was ended, perhaps not after the same step on all ranks.
+        relation: how the weights at the end relate.
+        grouped: all ranks joined a process group.
+        steps: the number of steps of each rank.
+        is_stopped: the script was stopped, perhaps after different steps on different ranks.
     """
     if not grouped:
         return ApartBy.group

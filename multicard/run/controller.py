@@ -161,7 +161,9 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             failure = None
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # In a race other cells run at the same time by design.
-            runs_beside = ownership.beside(run.folder, set(run.allocation.hosts), run.others)
+            runs_beside = ownership.count_concurrent_runs(
+                run.folder, set(run.allocation.hosts), run.others
+            )
     peers.close()  # The other nodes need not wait for the record.
     if attempts.last(run.folder).end is None:
         data = data_now(run.workload, run.config) if failure is None else None

@@ -25,8 +25,9 @@ from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.process import RankSettings
 from multicard.records import content, ownership, run_folder
+from multicard.records.schema_data import DataContent
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import DataContent, Prediction
+from multicard.records.schema_parts import Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.workload import Workload
@@ -45,7 +46,7 @@ class PreparedRun:
     Attributes:
         load: Measures the machine's load from now on. None if an earlier start trained the run and
             only its record is missing.
-        others: The records of the sweep by now (`ownership.results`).
+        others: The records of the sweep by now (`ownership.record_stamps`).
         arguments: The arguments of the workload's function after its `Rank`.
     """
 
@@ -198,7 +199,7 @@ def prepare(
             run_folder.write_environment(folder, msgspec.convert(machine, Environment))
             run_folder.write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
             predicting_s = clock_s()
-            others = ownership.results(folder.parent)
+            others = ownership.record_stamps(folder.parent)
             prediction = predict(config, folder, machine["git"])
             taken_s += clock_s() - predicting_s
             # The time for identifying the data, reading the load and predicting does not count as

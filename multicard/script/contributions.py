@@ -1,10 +1,12 @@
-"""Which batches a script trains on, where the order of events does not show it.
+"""Finds out which batches a script trains on if the order of events does not show it.
 
-Calls of backward do not tell a script that adds the losses of two batches from one that skips every
-second, nor a loader that joins the training from one that is evaluated. The operations between show
-it: each tensor that is computed from a batch is known as that batch's, up to the losses of which
-gradients are computed. Some steps of such a script are watched in this way, and again after twice
-as many each time, as a loss may come or go. That makes them slower: they are left out of its times.
+A script may add the losses of two batches, or skip every second batch: the calls of backward are
+the same. A new loader may join the training, or be evaluated. The operations in between show which.
+Each tensor that is computed from a batch is known as that batch's, up to the losses whose gradients
+are computed.
+
+A few steps of such a script are watched in this way. Losses may come and go, so it is watched again
+after twice as many steps each time. Watched steps are slower, so they are left out of its times.
 """
 
 import sys
@@ -18,20 +20,21 @@ from torch.utils._pytree import tree_leaves
 from multicard.script.operations import Operations, tensors_in
 from multicard.script.passes import Pass, Reach
 
-ENOUGH = 2  # steps of several batches that are watched
-LATER = 2  # steps after which a batch that was read ahead has been trained on
-LONGEST = 6  # steps that are watched at once
-KEPT = 8  # sources that joined the training last
-AHEAD = 3  # batches of a new source that may be read before the first is trained on
+ENOUGH = 2  # Steps of several batches that are watched.
+LATER = 2  # Steps after which a batch that was read ahead has been trained on.
+LONGEST = 6  # Steps that are watched at once.
+MOST_JOINED = 8  # Sources that joined the training last.
+AHEAD = 3  # Batches of a new source that may be read before the first is trained on.
 
 
 @dataclass(eq=False)
-class _Handed:
+class _HandedBatch:
     """A batch that was handed out while operations are watched.
 
     Attributes:
-        backwards: calls of backward before it. step: of the window.
-            reached_by: the first call of whose losses it is.
+        backwards: calls of backward before it.
+        step: the number of the step in the window.
+        reached_by: the first call that computes gradients of a loss of this batch.
     """
 
     source: Any
@@ -45,75 +48,84 @@ class _Window:
     """Some steps that are watched.
 
     Attributes:
-        is_short: a step alone, in which a new source is drawn from.
-        steps: that have ended in it. several: those of several batches, by their numbers.
+        is_short: the window is a single step, in which a new source is drawn from.
+        steps: steps that have ended in it.
+        several: the numbers of its steps of several batches.
     """
 
     is_short: bool = False
-    handed: list[_Handed] = field(default_factory=list)
+    handed: list[_HandedBatch] = field(default_factory=list)
     steps: int = 0
     several: list[int] = field(default_factory=list)
 
     def is_enough(self) -> bool:
         return len(self.several) >= ENOUGH and self.steps > self.several[ENOUGH - 1] + LATER
 
-    def settled(self, later: int = LATER) -> list[_Handed]:
-        """The batches that were trained on by now, if ever.
+    def settled(self, later: int = LATER) -> list[_HandedBatch]:
+        """Return the batches that are trained on by now, if they ever are.
 
         Args:
-            later: steps after which they are.
+            later: steps after which a batch has been trained on.
         """
         return [each for each in self.handed if each.step < self.steps - later]
 
 
 class Contributions:
-    """Watches which batches reach the losses of which gradients are computed.
+    """Watches which batches reach the losses whose gradients are computed.
 
     Attributes:
         is_open: operations are watched in this step.
-        joined: sources that seemed to be evaluated when they were first drawn from, and are trained
-            on.
-        operations: what watches them.
+        joined: sources that are trained on, though they seemed to be evaluated when they were first
+            drawn from.
+        operations: the mode that watches operations.
     """
 
     def __init__(self) -> None:
         self.is_open = False
         self.joined: list[Any] = []
         self._evaluated: list[Any] = []
-        self._found: list[tuple[Any, Reach]] = []
+        self._reaches: list[tuple[Any, Reach]] = []
         self._held_back: list[tuple[Any, bool]] = []
         self._window: _Window | None = None
         self.operations = Operations()
         self._steps = 0
         self._not_before = 2
-        # steps of several batches up to now: the first of a pass alone may read ahead
+        # Steps of several batches in a row: the first step of a pass may only read ahead.
         self._in_row = 0
         self._is_due = False
-        self._new = 0  # batches of new sources since the last call of backward
+        self._new = 0  # Batches of new sources since the last call of backward.
 
     def reach(self, source: Any) -> Reach | None:
-        """Which batches of a source were trained on, where several are handed out in a step;
-        None: nobody knows.
+        """Return which batches of a source were trained on, if a step has several; None if nobody
+        knows.
         """
-        return next((found for each, found in self._found if each is source), None)
+        for known_source, reach in self._reaches:
+            if known_source is source:
+                return reach
+        return None
 
     def holds_back(self, source: Any) -> bool | None:
-        """True where a batch was trained on later than by the first call after it;
-        None: nobody knows.
+        """Return True if a batch was trained on later than by the first call after it; None if
+        nobody knows.
         """
-        return next((found for each, found in self._held_back if each is source), None)
+        for known_source, is_held_back in self._held_back:
+            if known_source is source:
+                return is_held_back
+        return None
 
-    def receives(self, one: Pass, trains: bool, batch: Any) -> None:
-        """A batch was handed out, and is the last of its pass."""
-        if one.in_thread:
+    def receive_batch(self, data_pass: Pass, trains: bool, batch: Any) -> None:
+        """Note a batch that was handed out, the last so far of its pass."""
+        if data_pass.in_thread:
             return
-        is_new = not trains and torch.is_grad_enabled() and not _is_in(one.source, self._evaluated)
-        if is_new and self._joins_as_before(one.source):
-            self.joined = [*self.joined[-KEPT:], one.source]
+        is_new = (
+            not trains and torch.is_grad_enabled() and not _is_in(data_pass.source, self._evaluated)
+        )
+        if is_new and self._joins_as_before(data_pass.source):
+            self.joined = [*self.joined[-MOST_JOINED:], data_pass.source]
             is_new = False
             trains = True
         if not trains and not is_new:
-            self.operations.rest()
+            self.operations.pause()
             return
         self._new += is_new
         if self._window is None and (is_new or self._is_due) and not has_compiled():
@@ -122,47 +134,47 @@ class Contributions:
             self.is_open = True
         if self._window is None:
             return
-        self._window.handed.append(_Handed(one.source, one.backwards[-1], self._window.steps))
-        self.operations.marks(tensors_in(batch), len(self._window.handed) - 1)
+        self._window.handed.append(
+            _HandedBatch(data_pass.source, data_pass.backwards[-1], self._window.steps)
+        )
+        self.operations.mark(tensors_in(batch), len(self._window.handed) - 1)
         if self._new > AHEAD:
-            self.operations.rest()
+            self.operations.pause()
         else:
             self.operations.watch()
 
     def _joins_as_before(self, source: Any) -> bool:
-        """True of data that are built anew for each pass, or each step,
-        and were trained on before.
+        """Return True for data that are built anew for each pass or step, if they were trained on
+        before.
         """
         if any(source.is_like(each) for each in self._evaluated):
             return False
         return any(source.is_like(each) for each in self.joined)
 
-    def computes(self, losses: Any, call: int) -> None:
-        """Gradients of these are about to be computed, by a
-        call of backward of this number, from 1.
-        """
+    def begin_backward(self, losses: Any, call: int) -> None:
+        """Note which batches reach the losses of a call of backward, by its number from 1."""
         self._new = 0
         if self._window is not None:
             for number in self.operations.batches_of(tree_leaves(losses)):
                 handed = self._window.handed[number]
                 if handed.reached_by is None:
                     handed.reached_by = call
-        self.operations.rest()
+        self.operations.pause()
 
-    def computed(self) -> None:
-        """They were computed."""
+    def end_backward(self) -> None:
+        """Go on watching: the gradients are computed."""
         if self._window is not None:
             self.operations.watch()
 
-    def rest(self) -> None:
-        """Watch nothing before the next batch, as where processes are forked."""
-        self.operations.rest()
+    def pause(self) -> None:
+        """Watch nothing before the next batch, for instance while processes are forked."""
+        self.operations.pause()
 
-    def step_ends(self, batches: int, known: Iterable[Any]) -> None:
-        """A step has ended, of so many batches.
+    def end_step(self, batches: int, known: Iterable[Any]) -> None:
+        """End a step of so many batches.
 
         Args:
-            known: the sources of the training. Others whose batches reached a loss join them.
+            known: the sources of the training. Others join them if their batches reached a loss.
         """
         self._steps += 1
         self._in_row = self._in_row + 1 if batches > 1 else 0
@@ -185,7 +197,7 @@ class Contributions:
             self._is_due = True
 
     def finish(self) -> None:
-        """The run has ended. Of a short one less is enough."""
+        """End the run. If it was short, fewer steps are enough."""
         window = self._window
         if window is None or window.is_short:
             self.close()
@@ -195,17 +207,17 @@ class Contributions:
             is_enough=any(step < window.steps - 1 for step in window.several),
         )
 
-    def _conclude(self, settled: list[_Handed], is_enough: bool) -> None:
-        """Say of the sources of these batches what was seen of them.
+    def _conclude(self, settled: list[_HandedBatch], is_enough: bool) -> None:
+        """Conclude what these batches show of their sources.
 
         Args:
-            is_enough: there were steps of several batches.
+            is_enough: there were enough steps of several batches.
         """
         sources = list[Any]()
         for handed in settled:
             if not _is_in(handed.source, sources) and not _is_in(handed.source, self._evaluated):
                 sources.append(handed.source)
-        # else operations are hidden
+        # If no batch reached a loss, the operations are hidden, and nothing is concluded.
         is_any = any(handed.reached_by is not None for handed in settled)
         for source in sources if is_any else ():
             calls = [
@@ -217,23 +229,22 @@ class Contributions:
             if reached:
                 self._held_back.append((source, any(by > before + 1 for before, by in reached)))
             if is_enough:
-                self._finds(source, Reach.of(len(reached), len(calls)))
+                self._set_reach(source, Reach.of(len(reached), len(calls)))
         self._not_before = 2 * self._steps
         self.close()
 
-    def _finds(self, source: Any, reach: Reach) -> None:
+    def _set_reach(self, source: Any, reach: Reach) -> None:
         before = self.reach(source)
         if before is not None and before is not reach:
             reach = Reach.unsure
-        self._found = [(each, found) for each, found in self._found if each is not source] + [
-            (source, reach)
-        ]
+        self._reaches = [entry for entry in self._reaches if entry[0] is not source]
+        self._reaches.append((source, reach))
 
     def close(self) -> None:
-        """Watch nothing any more, until it is due again."""
+        """Watch nothing until it is due again."""
         self.is_open = False
         self._window = None
-        self.operations.rest()
+        self.operations.pause()
         self.operations.clear()
 
 
@@ -242,8 +253,9 @@ def _is_in(source: Any, sources: Iterable[Any]) -> bool:
 
 
 def has_compiled() -> bool:
-    """True where torch.compile is in use: its graphs hide their operations,
-    and a mode would have it compile anew.
+    """Return True if torch.compile is in use.
+
+    Its graphs hide their operations, and a mode would make it compile anew.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters["frames"])

@@ -1,5 +1,7 @@
-"""Times that seem to be of no step: between two passes over the training's data, and while a module
-is in evaluation mode, as where images are sampled or a loss is estimated without a loader.
+"""Finds times that seem to belong to no step.
+
+Such a time lies between two passes over the training's data. Or a module is in evaluation mode, as
+if the script samples images or estimates a loss without a loader.
 """
 
 import weakref
@@ -10,45 +12,46 @@ from multicard.script.step_times import Lap
 
 
 class Gaps:
-    """What the training is doing, as far as it shows.
+    """Notices gaps between passes, and evaluations without a loader.
 
     Args:
-        end_lap: credits the time since the lap before to a label.
+        end_lap: credits the time since the last lap to a label.
 
     Attributes:
         is_between: a pass over the training's data has ended, and no other has begun.
-        evaluations: since the last step, without a loader.
+        evaluations: evaluations without a loader since the last step.
     """
 
     def __init__(self, end_lap: Callable[[Lap], None]) -> None:
         self._end_lap = end_lap
         self.is_between = False
         self.evaluations = 0
-        self._module: Any = None  # set to evaluation mode since the last step
-        self._has_loader = False  # the evaluation in that mode
+        self._module: Any = None  # A module set to evaluation mode since the last step.
+        self._has_loader = False  # Batches are drawn for the evaluation in that mode.
 
     @property
     def seems_open(self) -> bool:
-        """True where the time since the last lap seems to be of no step."""
+        """True if the time since the last lap seems to belong to no step."""
         return self.is_between or self._module is not None
 
-    def work(self, otherwise: Lap) -> Lap:
-        """The label of what has been done since the last lap."""
+    def work_label(self, otherwise: Lap) -> Lap:
+        """Return the label of the time since the last lap."""
         if self._module is not None:
             return Lap.eval_mode
         return Lap.between if self.is_between else otherwise
 
-    def part(self) -> Lap:
-        """The label of what an optimiser has done that does not count yet."""
+    def part_label(self) -> Lap:
+        """Return the label of a step of an optimizer that does not count yet."""
         return Lap.resumed if self.seems_open else Lap.part
 
-    def draws_evaluation(self) -> None:
-        """A loader draws batches of an evaluation."""
+    def note_evaluation_batch(self) -> None:
+        """Note that a loader draws batches for an evaluation."""
         self._has_loader = self._module is not None
 
-    def training_draws(self) -> bool:
-        """A pass over the training's data begins or goes on.
-        Returns whether an evaluation without a loader ended.
+    def note_training_batch(self) -> bool:
+        """Note that a pass over the training's data begins or goes on.
+
+        Return whether an evaluation without a loader has ended.
         """
         ended = self._leave_mode(self._has_loader)
         if self.is_between:
@@ -56,12 +59,13 @@ class Gaps:
             self.is_between = False
         return ended
 
-    def sets_mode(self, module: Any, trains: bool, otherwise: Lap) -> bool:
-        """A module is set to training or to evaluation.
-        Returns whether an evaluation without a loader ended.
+    def set_mode(self, module: Any, trains: bool, otherwise: Lap) -> bool:
+        """Note that a module is set to training or to evaluation.
+
+        Return whether an evaluation without a loader has ended.
         """
         if not trains and self._module is None:
-            self._end_lap(self.work(otherwise))
+            self._end_lap(self.work_label(otherwise))
             self._module = weakref.ref(module)
             self._has_loader = False
         elif trains and self._module is not None and self._module() is module:
@@ -77,8 +81,8 @@ class Gaps:
         self.evaluations += alone
         return alone
 
-    def step_ended(self, resumed: bool) -> None:
-        """What seemed to be of no step was of this one."""
+    def end_step(self, resumed: bool) -> None:
+        """Let a step end: what seemed to belong to no step belongs to this one."""
         self._module = None
         self.evaluations = 0
         if resumed:

@@ -1,5 +1,7 @@
-"""What torch calls while a script trains: the iterators of DataLoaders, backward, the steps of
-optimisers, and the modes of modules. The script is not changed, and no hook waits for a device.
+"""Hooks that report to the recorder what a script does.
+
+They replace functions that torch calls: the iterators of DataLoaders, backward, the steps of
+optimizers, and the modes of modules. The script is not changed, and no hook waits for a device.
 """
 
 import functools
@@ -24,17 +26,17 @@ from multicard.script.optimizers import Steps
 from multicard.script.recorder import Recorder
 from multicard.script.sizes import counted_by, samples_collated
 
-# by the object and its attribute: what stands there meanwhile
-Replaced = dict[tuple[Any, str], Any]
+# What stands in place of an attribute meanwhile, by the object and the attribute's name.
+Replacements = dict[tuple[Any, str], Any]
 
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Have this process's training tell the recorder of itself; processes that it forks do not."""
+    """Report this process's training to the recorder. Processes that it forks report nothing."""
     steps = Steps(recorder)
     handles = [
-        register_optimizer_step_pre_hook(steps.begins),
-        register_optimizer_step_post_hook(steps.ends),
+        register_optimizer_step_pre_hook(steps.begin_step),
+        register_optimizer_step_post_hook(steps.end_step),
     ]
     marks.listen(recorder)
     os.register_at_fork(after_in_child=recorder.leave)
@@ -57,19 +59,19 @@ def installed(recorder: Recorder) -> Iterator[None]:
             handle.remove()
 
 
-def _passes(recorder: Recorder) -> Replaced:
-    """Where loaders begin a pass: with a new iterator, or with one that is kept for its workers."""
+def _passes(recorder: Recorder) -> Replacements:
+    """Report the start of a pass, with a new iterator or one that keeps its workers."""
     begin = _BaseDataLoaderIter.__init__
     begin_again = _BaseDataLoaderIter._reset
 
     def measured_begin(batches: Any, loader: Any) -> None:
-        recorder.begins_pass(loader)
+        recorder.begin_pass(loader)
         begin(batches, loader)
 
     def measured_begin_again(batches: Any, loader: Any, first_iter: bool = False) -> None:
         batches.__dict__.pop("multicard_pass", None)
         if not first_iter:
-            recorder.begins_pass(loader)
+            recorder.begin_pass(loader)
         begin_again(batches, loader, first_iter)
 
     return {
@@ -78,13 +80,13 @@ def _passes(recorder: Recorder) -> Replaced:
     }
 
 
-def _batches(recorder: Recorder) -> Replaced:
-    """Where iterators hand out batches, and draw the indices of their samples."""
+def _batches(recorder: Recorder) -> Replacements:
+    """Report the batches that iterators hand out, and note how many indices they draw for each."""
     next_batch = _BaseDataLoaderIter.__next__
     next_indices = _BaseDataLoaderIter._next_index
 
     def measured_indices(batches: Any) -> Any:
-        number = getattr(batches, "_send_idx", batches._num_yielded)  # of the batch in this pass
+        number = getattr(batches, "_send_idx", batches._num_yielded)  # Of the batch in this pass.
         indices = next_indices(batches)
         if (
             batches._auto_collation
@@ -97,9 +99,9 @@ def _batches(recorder: Recorder) -> Replaced:
     def measured_batch(batches: Any) -> Any:
         if recorder.is_over:
             return next_batch(batches)
-        one = getattr(batches, "multicard_pass", None)
-        if one is None:
-            one = batches.multicard_pass = recorder.draws.begins(
+        data_pass = getattr(batches, "multicard_pass", None)
+        if data_pass is None:
+            data_pass = batches.multicard_pass = recorder.draws.begin_pass(
                 batches._dataset, batches._index_sampler
             )
             batches.multicard_collated = counted_by(batches)
@@ -107,24 +109,21 @@ def _batches(recorder: Recorder) -> Replaced:
                 batches._dataset_kind == _DatasetKind.Iterable
                 and batches.multicard_collated is None
             ):
-                one.workers = batches._num_workers
+                data_pass.workers = batches._num_workers
         if recorder.threads.is_elsewhere():
-            recorder.threads.reads_elsewhere(one, recorder.steps)
-        trains = recorder.asks(one)
+            recorder.threads.note_read(data_pass, recorder.progress.steps)
+        trains = recorder.ask_batch(data_pass)
         try:
             batch = next_batch(batches)
         except StopIteration:
-            recorder.exhausted(one, trains, batches._num_yielded)
+            recorder.end_pass(data_pass, trains, batches._num_yielded)
             raise
-        drawn = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
-        if drawn is None:
+        size = getattr(batches, "multicard_drawn", {}).pop(batches._num_yielded - 1, None)
+        if size is None:
             collated = batches.multicard_collated
             count = None if collated is None else collated.count
-            drawn = samples_collated(batch, one.source.batch_size, count)
-        recorder.receives(one, trains, drawn)
-        recorder.contributions.receives(one, trains, batch)
-        if trains and not one.in_thread:
-            recorder.inputs.receives(batch, drawn)
+            size = samples_collated(batch, data_pass.source.batch_size, count)
+        recorder.receive_batch(data_pass, trains, batch, size)
         return batch
 
     return {
@@ -133,26 +132,26 @@ def _batches(recorder: Recorder) -> Replaced:
     }
 
 
-def _backward(recorder: Recorder) -> Replaced:
-    """Where gradients are computed: that says which batch is trained on."""
+def _backward(recorder: Recorder) -> Replacements:
+    """Report where gradients are computed: that shows which batch is trained on."""
     backward = torch.autograd.backward
-    of_inputs = torch.autograd.grad
+    compute_gradients = torch.autograd.grad
     is_within = [False]
 
     def computing(compute: Any, losses: Any, arguments: Any, keywords: Any) -> Any:
         if not recorder.draws.backwards:
-            recorder.trains_here()
-        recorder.contributions.computes(losses, recorder.draws.backwards + 1)
+            recorder.train_in_this_thread()
+        recorder.contributions.begin_backward(losses, recorder.draws.backwards + 1)
         recorder.draws.backwards += 1
         is_within[0] = True
         try:
             return compute(*arguments, **keywords)
         finally:
             is_within[0] = False
-            recorder.contributions.computed()
+            recorder.contributions.end_backward()
 
     def measured_backward(*arguments: Any, **keywords: Any) -> Any:
-        if is_within[0]:  # a checkpoint computes its part within a call
+        if is_within[0]:  # A checkpoint computes its part within another call.
             return backward(*arguments, **keywords)
         recorder.draws.calls_backward = True
         return computing(
@@ -160,11 +159,14 @@ def _backward(recorder: Recorder) -> Replaced:
         )
 
     def measured_gradients(*arguments: Any, **keywords: Any) -> Any:
-        # beside it, as for a penalty, it is no pass of its own
+        # In a script that calls backward, this is only a part of a pass, as for a penalty.
         if is_within[0] or recorder.draws.calls_backward:
-            return of_inputs(*arguments, **keywords)
+            return compute_gradients(*arguments, **keywords)
         return computing(
-            of_inputs, arguments[0] if arguments else keywords.get("outputs"), arguments, keywords
+            compute_gradients,
+            arguments[0] if arguments else keywords.get("outputs"),
+            arguments,
+            keywords,
         )
 
     return {
@@ -173,19 +175,19 @@ def _backward(recorder: Recorder) -> Replaced:
     }
 
 
-def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
-    """Where gradients are cleared of the optimiser that counts, or of a module that it trains."""
+def _clearing(recorder: Recorder, steps: Steps) -> Replacements:
+    """Report where gradients are cleared, of the counted optimizer or a module that it trains."""
     clear = Optimizer.zero_grad
     clear_module = torch.nn.Module.zero_grad
 
     def measured_clear(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
         if steps.counts(optimizer):
-            recorder.draws.clears()
+            recorder.draws.clear_gradients()
         return clear(optimizer, *arguments, **keywords)
 
     def measured_clear_module(module: torch.nn.Module, *arguments: Any, **keywords: Any) -> Any:
         if steps.trains(module):
-            recorder.draws.clears()
+            recorder.draws.clear_gradients()
         return clear_module(module, *arguments, **keywords)
 
     return {
@@ -194,15 +196,15 @@ def _clearing(recorder: Recorder, steps: Steps) -> Replaced:
     }
 
 
-def _left_files(recorder: Recorder) -> Replaced:
-    """Where the script reads what an earlier run may have left, and makes an optimiser."""
+def _left_files(recorder: Recorder) -> Replacements:
+    """Report reads of files that an earlier run may have left, and the making of an optimizer."""
     read = torch.load
     make_optimizer = Optimizer.__init__
     load_state = Optimizer.load_state_dict
 
     @functools.wraps(read)
     def measured_read(*arguments: Any, **keywords: Any) -> Any:
-        recorder.left_files.reads(arguments[0] if arguments else keywords.get("f"))
+        recorder.left_files.note_read(arguments[0] if arguments else keywords.get("f"))
         return read(*arguments, **keywords)
 
     @functools.wraps(make_optimizer)
@@ -212,8 +214,8 @@ def _left_files(recorder: Recorder) -> Replaced:
 
     @functools.wraps(load_state)
     def measured_load_state(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> Any:
-        if not recorder.steps:
-            recorder.left_files.loads_state()
+        if not recorder.progress.steps:
+            recorder.left_files.note_loaded_state()
         return load_state(optimizer, *arguments, **keywords)
 
     return {
@@ -223,9 +225,10 @@ def _left_files(recorder: Recorder) -> Replaced:
     }
 
 
-def _contexts(recorder: Recorder) -> Replaced:
-    """Where the script enters or leaves a context that saves
-    torch's state: none may lie across such a place.
+def _contexts(recorder: Recorder) -> Replacements:
+    """Take the mode that watches operations off while the script enters or leaves a context.
+
+    Such a context saves torch's state when it begins, and restores it when it ends.
     """
     crossed = recorder.contributions.operations.crossed
 
@@ -251,17 +254,17 @@ def _contexts(recorder: Recorder) -> Replaced:
     }
 
 
-def _modes(recorder: Recorder) -> Replaced:
-    """Where modules are set to training, or to evaluation."""
+def _modes(recorder: Recorder) -> Replacements:
+    """Report where modules are set to training or to evaluation."""
     set_mode = torch.nn.Module.train
     is_within = [False]
 
     def measured_mode(module: Any, mode: bool = True) -> Any:
-        if is_within[0] or recorder.is_over:  # a module sets those in it
+        if is_within[0] or recorder.is_over:  # A module sets its children.
             return set_mode(module, mode)
         is_within[0] = True
         try:
-            recorder.sets_mode(module, mode)
+            recorder.set_mode(module, mode)
             return set_mode(module, mode)
         finally:
             is_within[0] = False
@@ -269,8 +272,8 @@ def _modes(recorder: Recorder) -> Replaced:
     return {(torch.nn.Module, "train"): measured_mode}
 
 
-def _scaler(steps: Steps) -> Replaced:
-    """Where a GradScaler leaves out a step."""
+def _scaler(steps: Steps) -> Replacements:
+    """Report where a GradScaler skips a step."""
     scaled_step = GradScaler.step
 
     def measured_step(
@@ -279,7 +282,7 @@ def _scaler(steps: Steps) -> Replaced:
         before = steps.calls
         result = scaled_step(scaler, optimizer, *arguments, **keywords)
         if steps.calls == before:
-            steps.skipped(optimizer)
+            steps.skip_step(optimizer)
         return result
 
     return {(GradScaler, "step"): measured_step}

@@ -1,4 +1,4 @@
-"""How a script on one GPU is started, and what is said of one that fails so."""
+"""Starts a script on one GPU, and explains a failure at its start."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from multicard.ranks.process import Rank
 from multicard.repository import PACKAGES
 from multicard.script import words
 
-# Variables of torchrun, by which scripts and libraries take a process for one of several
+# torchrun's variables. By them scripts and libraries take a process for one of several.
 VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -30,7 +30,7 @@ VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
-AGENT = "TORCHELASTIC_"  # begins the names of the agent's own
+AGENT = "TORCHELASTIC_"  # The names of the agent's variables begin so.
 OF_VARIABLES = re.compile(
     rf"\b({'|'.join(VARIABLES)}|{AGENT}\w+)\b|init_process_group|init_device_mesh"
 )
@@ -50,7 +50,7 @@ OF_FILES = (
 LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | {
     str(PACKAGES / "multicard")
 }
-# whatever starts the script
+# Another way to start the script would not help.
 OWN = (
     "script.relative-import",
     "script.own-ranks",
@@ -62,7 +62,7 @@ OWN = (
 
 @contextmanager
 def variables(config: ScriptConfig, rank: Rank) -> Iterator[None]:
-    """Have the environment be as `launch` says, while the script runs."""
+    """Set the environment as `launch` says while the script runs."""
     gone = dict[str, str]()
     if rank.world_size == 1 and config.launch is ScriptLaunch.python:
         names = [name for name in os.environ if name in VARIABLES or name.startswith(AGENT)]
@@ -74,8 +74,10 @@ def variables(config: ScriptConfig, rank: Rank) -> Iterator[None]:
 
 
 def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> Refusal | None:
-    """What is said of a script on one GPU that failed before its first step: how else it can be
-    started. None where nothing shows that the start has to do with it.
+    """Return a refusal that says how else to start a script on one GPU that failed before its first
+    step.
+
+    None if nothing shows that the failure has to do with the start.
     """
     if rank.world_size > 1 or not isinstance(error, Exception) or is_oom(error):
         return None
@@ -83,12 +85,12 @@ def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> R
         return None
     reason = str(error) if isinstance(error, Message | Refusal) else in_a_line(error)
     other = ScriptLaunch.python if config.launch is ScriptLaunch.torchrun else ScriptLaunch.torchrun
-    own = [word for word in words.overrides(config) if not word.startswith("launch=")]
-    command = f"{typed('measure_script.py')} {shlex.join([*own, f'launch={other}'])}"
+    overrides = [word for word in words.overrides(config) if not word.startswith("launch=")]
+    command = f"{typed('measure_script.py')} {shlex.join([*overrides, f'launch={other}'])}"
     return Refusal(
         "script.failed-at-start",
-        f"{reason}; started by {config.launch} it failed before its first step: if it starts by"
-        f" {other} alone, use `{command}`",
+        f"{reason}; it was started by {config.launch} and failed before its first step: if it"
+        f" starts by {other} alone, use `{command}`",
         key="launch",
         value=str(config.launch),
         reason=reason,
@@ -97,7 +99,7 @@ def failed_at_start(config: ScriptConfig, rank: Rank, error: BaseException) -> R
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those from which it was raised."""
+    """Yield the error, and those from which it was raised."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -105,10 +107,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_start(error: BaseException) -> bool:
-    """True for an error of the variables, of the group that a script joins by them, or of the GPU
-    that it takes by
-    them: by its text, or by the line of the script that failed.
-    What a file is called says nothing.
+    """Return True for an error of torchrun's variables, the process group, or the GPU.
+
+    The text of the error shows it, or the line of the script that failed. The name of a missing
+    file shows nothing.
     """
     if isinstance(error, OF_FILES):
         return False

@@ -1,7 +1,7 @@
-"""What an earlier run left in the working folder, and a script goes on from.
+"""Finds files of an earlier run from which a script goes on.
 
-All runs of a sweep have the working folder of the command. A script that saves a checkpoint there
-and looks for one when it starts, trains in the second run only what the first one left to do.
+All runs of a sweep have the working folder of the command. A script may save a checkpoint there,
+and look for one when it starts. Then the second run trains only what the first one left to do.
 """
 
 import os
@@ -10,18 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MOST_NAMED = 3  # files, in a sentence
-COARSE_S = 0.1  # by which the times of files may lie before those of the clock
+MOST_NAMED = 3  # Files in a sentence.
+COARSE_S = 0.1  # Times of files may lie before those of the clock by so much.
 
 
 class LeftFiles:
-    """The files that torch.load read and that lay there before this process began.
+    """The files that torch.load read and that existed before this process began.
 
-    A script goes on from one if it also loads the state of an optimiser before its first step, or
-    writes that file anew. One that only reads it starts from weights, as a fine-tuning does.
+    A script goes on from such a file in two cases. It loads the state of an optimizer before its
+    first step, or it writes the file anew. Otherwise it starts from weights, as fine-tuning does.
 
     Attributes:
-        makes_optimizer: the script made an optimiser.
+        makes_optimizer: the script made an optimizer.
     """
 
     def __init__(self) -> None:
@@ -30,8 +30,8 @@ class LeftFiles:
         self._loads_state = False
         self.makes_optimizer = False
 
-    def reads(self, file: Any) -> None:
-        """torch.load is about to read a file, or an open one."""
+    def note_read(self, file: Any) -> None:
+        """Note that torch.load is about to read a file, which may be open."""
         place = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
         if not isinstance(place, str | os.PathLike):
             return
@@ -39,17 +39,17 @@ class LeftFiles:
         if self._is_older(path):
             self._read[path] = None
 
-    def loads_state(self) -> None:
-        """An optimiser loads its state, before the first step."""
+    def note_loaded_state(self) -> None:
+        """Note that an optimizer loads its state before the first step."""
         self._loads_state |= bool(self._read)
 
     @property
     def read(self) -> list[str]:
-        """The names of the files that were there before and that it read."""
+        """The names of the files that existed before and that the script read."""
         return [path.name for path in self._read][:MOST_NAMED]
 
     def went_on_from(self) -> list[str]:
-        """The names of the files that the training went on from."""
+        """Return the names of the files that the training went on from."""
         if self._loads_state:
             return self.read
         return [path.name for path in self._written_anew()][:MOST_NAMED]

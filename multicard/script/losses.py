@@ -1,4 +1,4 @@
-"""The losses that a script tells, by step."""
+"""Keeps the losses that a script reports, by step."""
 
 import math
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-TOGETHER = 256  # losses on the device that become one tensor
+LOSSES_PER_CHUNK = 256  # So many losses on the device become one tensor.
 
 
 class Losses:
-    """Losses of steps. Those on a device stay there, in a tensor for many,
-    until they are read at the end.
+    """The losses of steps.
+
+    Losses on a device stay there until they are read at the end. Many of them share a tensor.
     """
 
     def __init__(self) -> None:
@@ -28,16 +29,17 @@ class Losses:
             self._known[number] = float(loss)
             return
         self._last[number] = loss.detach().to(torch.float32, copy=True).reshape(-1)[:1]
-        if len(self._last) == TOGETHER:
+        if len(self._last) == LOSSES_PER_CHUNK:
             self._chunks.append(([*self._last], torch.cat([*self._last.values()])))
             self._last = {}
 
     def read(self, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of each step (steps,), NaN where none was told, and whether one was.
+        """Return the loss of each step (steps,), NaN if none was reported, and whether one was.
+
         Waits for the device.
         """
         last = [([*self._last], torch.cat([*self._last.values()]))] if self._last else []
         for numbers, chunk in [*self._chunks, *last]:
             self._known |= dict(zip(numbers, chunk.tolist(), strict=True))
-        told = np.array([number in self._known for number in range(steps)], dtype=bool)
-        return np.array([self._known.get(number, math.nan) for number in range(steps)]), told
+        is_reported = np.array([number in self._known for number in range(steps)], dtype=bool)
+        return np.array([self._known.get(number, math.nan) for number in range(steps)]), is_reported

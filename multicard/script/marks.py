@@ -1,5 +1,6 @@
-"""Marks that a script sets itself: `multicard.step` and `multicard.log`. Outside of a run they have
-no effect, and do not import torch.
+"""The marks that a script sets itself: `multicard.step` and `multicard.log`.
+
+Outside a run they have no effect, and do not import torch.
 """
 
 from typing import TYPE_CHECKING, Any, Self
@@ -10,28 +11,28 @@ if TYPE_CHECKING:
     Loss = float | torch.Tensor | None
 
 
-_listening: list[Any] = []  # the recorder, in a rank of a run
+_listening: list[Any] = []  # The recorder, in a rank of a run.
 
 
 def listen(recorder: Any) -> None:
-    """Send the marks of this process to its recorder; None: to nobody."""
+    """Send the marks of this process to a recorder; None: to nobody."""
     _listening[:] = [] if recorder is None else [recorder]
 
 
-class step:  # noqa: N801  a context manager, which scripts call like a function
+class step:  # noqa: N801  Scripts call this context manager like a function.
     """Marks a step of training: `with multicard.step(samples=len(images)) as step: ...;
     step.loss = loss`.
 
-    A step is the block, and the wait for the batches that were drawn since the one before. Steps of
-    optimisers are no longer counted then. What is known in the block alone may be set on the
-    object.
+    A step is the block, and the wait for the batches that were drawn since the last step. Steps of
+    optimizers are no longer counted then. Arguments that are only known within the block may be set
+    on the object.
 
     Args:
-        samples: that this rank trains on in the step; None: as many as its DataLoaders handed out
-            for it.
-        tokens: the same in tokens.
-        loss: of this rank; a tensor is read at the end of the run,
-            so that nothing waits for it in the step.
+        samples: samples on which this rank trains in the step; None: as many as its DataLoaders
+            handed out for it.
+        tokens: tokens on which this rank trains in the step; None: nobody knows.
+        loss: the loss of this rank. A tensor is read at the end of the run, so that nothing waits
+            for it in the step.
     """
 
     __slots__ = ("loss", "samples", "tokens")
@@ -55,9 +56,11 @@ class step:  # noqa: N801  a context manager, which scripts call like a function
 
 
 def log(**values: "Loss") -> None:
-    """Tell figures of the training: `loss` of the step that is trained or has just ended,
-    `accuracy` on test data (0 to 1), and others, which the record keeps by name,
-    the last value of each.
+    """Report figures of the training.
+
+    Args:
+        values: `loss` of the step that is under way or has just ended; `accuracy` on test data (0
+            to 1); and others, of which the record keeps the last value by name.
     """
     for listener in _listening:
         listener.log(values)

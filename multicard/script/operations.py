@@ -1,10 +1,10 @@
-"""Watches the operations of a script, to tell which batches a loss was computed from.
+"""Watches the operations of a script, to find the batches that a loss was computed from.
 
-torch keeps a mode in its thread-local state, which several contexts of a script save when they
-begin and bring back
-when they end: a mode that began within `torch.inference_mode()` and ends after it leaves torch in a
-state that fails at the next operation. The mode begins at one hook and ends at another, so it is
-taken off wherever the script enters or leaves such a context, and put on again behind that.
+torch keeps a mode in its thread-local state. Several contexts save that state when they begin, and
+restore it when they end. A mode that begins within `torch.inference_mode()` and ends after it
+leaves torch in a state that fails at the next operation. This mode begins at one hook and ends at
+another. So it is taken off wherever the script enters or leaves such a context, and put on again
+afterwards.
 """
 
 import threading
@@ -19,31 +19,32 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-DEEPEST = 8  # levels of a batch that are looked at
+DEEPEST = 8  # Levels of a batch that are looked at.
 NO_BATCHES = frozenset[int]()
-OUTSIDE = -1  # the number of a backward pass, outside of any
+OUTSIDE = -1  # The number of the backward pass if there is none.
 
 
 class Operations(TorchDispatchMode):
     """Carries the numbers of batches along the operations that read them.
 
-    What a model computes of a batch without gradients, or what is detached from it, is a constant:
-    as a teacher's answers, or a threshold. A loss is not of the batches of its constants.
+    A model may compute something from a batch without gradients, or detach it: a teacher's answers,
+    for instance, or a threshold. These are constants. A loss does not belong to the batches of its
+    constants.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # numbers, by the tensor that was computed from them
+        # Numbers of batches, by the tensor that was computed from them.
         self._batches: Any = WeakTensorKeyDictionary()
-        self._constants: Any = WeakTensorKeyDictionary()  # true
-        self._thread = threading.get_ident()  # a mode is one thread's
+        self._constants: Any = WeakTensorKeyDictionary()  # All values are True.
+        self._thread = threading.get_ident()  # A mode belongs to one thread.
         self._is_wanted = False
-        # torch has the mode; where it cannot be taken off it only passes operations on
+        # torch has the mode. If it cannot be taken off, it passes operations on unwatched.
         self._is_on = False
-        self._state: object = None  # of torch, when the mode was put on
+        self._state: object = None  # The state of torch when the mode was put on.
 
-    def trains_here(self) -> None:
-        """This thread is that of the training."""
+    def use_this_thread(self) -> None:
+        """Watch this thread, since it trains."""
         if not self._is_on:
             self._thread = threading.get_ident()
 
@@ -51,17 +52,16 @@ class Operations(TorchDispatchMode):
         self._is_wanted = True
         self._put_on()
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         self._is_wanted = False
         self._take_off()
 
     @contextmanager
     def crossed(self, context: object = None) -> Iterator[None]:
-        """Watch nothing while the script enters or leaves a context of its own,
-        which may save torch's state.
+        """Watch nothing while the script enters or leaves a context that may save torch's state.
 
         Args:
-            context: which it is. This mode itself is none of the script's.
+            context: the context. If it is this mode, the script has nothing to do with it.
         """
         if context is self:
             yield
@@ -89,8 +89,8 @@ class Operations(TorchDispatchMode):
         self._is_on = False
 
     def _may_change(self) -> bool:
-        """False in other threads, and in hooks of a backward pass,
-        after which torch brings its state back.
+        """Return False in other threads, and in hooks of a backward pass: torch restores its state
+        after them.
         """
         return (
             threading.get_ident() == self._thread and torch._C._current_graph_task_id() == OUTSIDE
@@ -100,13 +100,13 @@ class Operations(TorchDispatchMode):
         self._batches = WeakTensorKeyDictionary()
         self._constants = WeakTensorKeyDictionary()
 
-    def marks(self, tensors: Iterable[Tensor], number: int) -> None:
-        """These are of that batch."""
+    def mark(self, tensors: Iterable[Tensor], number: int) -> None:
+        """Note that these tensors belong to a batch."""
         for tensor in tensors:
             self._batches[tensor] = self._batches.get(tensor, NO_BATCHES) | {number}
 
     def batches_of(self, values: Iterable[Any]) -> frozenset[int]:
-        """The batches from which any of these was computed."""
+        """Return the batches from which any of these values was computed."""
         found = [
             self._batches.get(value, NO_BATCHES) for value in values if isinstance(value, Tensor)
         ]
@@ -130,15 +130,16 @@ class Operations(TorchDispatchMode):
 
 
 def _state() -> object:
-    """What contexts of torch change that save its state and bring it back,
-    also those that nobody tells of.
+    """Return what contexts of torch change that save and restore its state.
+
+    It shows contexts, too, that no hook sees.
     """
     without_autograd = torch._C._dispatch_tls_is_dispatch_key_excluded("AutogradCPU")
     return torch.is_inference_mode_enabled(), without_autograd
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
-    """The tensors in a batch."""
+    """Yield the tensors in a batch."""
     if isinstance(value, Tensor):
         yield value
         return

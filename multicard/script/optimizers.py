@@ -1,4 +1,4 @@
-"""Which steps of optimisers are steps of the training."""
+"""Decides which steps of optimizers are steps of the training."""
 
 import weakref
 from collections import Counter
@@ -9,65 +9,69 @@ from torch.optim import Optimizer
 
 from multicard.script.recorder import Recorder
 
-# steps of another optimiser in which the first takes none, as it was of a phase that has ended
+# An optimizer takes over after so many steps without one of the first: its phase has ended.
 TAKES_OVER = 20
 
 
 class Steps:
-    """Steps of the first optimiser that steps, and of others in its turn.
+    """Counts the steps of the first optimizer that steps, and of others that take turns with it.
 
-    Another's step counts where a batch was handed out for it: optimisers then take turns, or follow
-    one another. Where both step on without further batches, several times in a row, it counts too,
-    as of a model that is trained layer by layer. One that steps on the same batch (of a
-    discriminator, or of each layer) is not counted beside the first, nor is one that steps within
-    another's step (a wrapper's, as of ZeRO). One that takes the place of a deleted one,
-    or of one that steps no more, goes on with its count.
+    - A step of another optimizer counts if a batch was handed out for it: optimizers take turns
+      then, or follow one another.
+    - It counts, too, if both step several times in a row without further batches, as for a model
+      that is trained layer by layer.
+    - It does not count if it trains on the same batch as the first, as a discriminator does.
+    - It does not count within the step of another optimizer, as of ZeRO's wrapper.
+    - An optimizer that replaces a deleted one, or one that steps no more, goes on with its count.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.calls = 0
-        self._passed = Counter[int]()  # steps of others, by id, since the last that counted
+        # Steps of other optimizers, by id, since the last step that counted.
+        self._passed = Counter[int]()
         self._first: Any = lambda: None
         self._last: Any = lambda: None
-        self._in_row = 0  # steps that the last one took, one after the other
-        self._first_in_row = 0  # the same of the first, without further batches
+        self._in_row = 0  # Steps in a row of the last optimizer.
+        self._first_in_row = 0  # Steps in a row of the first one, without further batches.
         self._within: list[int] = []
 
-    def begins(self, optimizer: Optimizer, *_: Any) -> None:
-        """Before a step of any optimiser."""
-        if id(optimizer) in self._within:  # its last step ended by an exception
+    def begin_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note that a step of any optimizer begins."""
+        if id(optimizer) in self._within:  # An exception ended its last step.
             self._within.clear()
         self._within.append(id(optimizer))
         if not self.calls:
-            self.recorder.steps_now()
+            self.recorder.begin_optimizer_step()
 
-    def ends(self, optimizer: Optimizer, *_: Any) -> None:
-        """After a step of any optimiser."""
+    def end_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note that a step of any optimizer has ended."""
         self.calls += 1
         if id(optimizer) in self._within:
             del self._within[self._within.index(id(optimizer)) :]
         if not self._within and self._is_counted(optimizer):
             self.recorder.end_counted_step()
 
-    def skipped(self, optimizer: Optimizer) -> None:
-        """A step that a GradScaler left out: its batches were trained on all the same."""
+    def skip_step(self, optimizer: Optimizer) -> None:
+        """Count a step that a GradScaler skipped: its batches were trained on all the same."""
         if not self._within and self._is_counted(optimizer):
-            self.recorder.skipped += 1
-            self.recorder.steps_now()
+            self.recorder.optimizers.skipped += 1
+            self.recorder.begin_optimizer_step()
             self.recorder.end_counted_step()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """True of the optimiser whose steps count, or may count as there was none yet."""
+        """Return True for the optimizer whose steps count, or for any before the first step."""
         return self._first() is optimizer or not self.calls
 
     def trains(self, module: Module) -> bool:
-        """True of a module with the first parameter of that optimiser."""
+        """Return True for a module with the first parameter of that optimizer."""
         optimizer = self._first()
         if optimizer is None:
             return not self.calls
-        first = next(iter(optimizer.param_groups[0]["params"]), None)
-        return any(parameter is first for parameter in module.parameters())
+        parameters = optimizer.param_groups[0]["params"]
+        if not parameters:
+            return False
+        return any(parameter is parameters[0] for parameter in module.parameters())
 
     def _is_counted(self, optimizer: Optimizer) -> bool:
         is_next = self._last() is optimizer
@@ -84,32 +88,32 @@ class Steps:
             return True
         late = self._passed[id(optimizer)] == TAKES_OVER
         if self._first() is None or late:
-            self._takes_over(optimizer, 1 + TAKES_OVER if late else 1)
+            self._take_over(optimizer, 1 + TAKES_OVER if late else 1)
             return True
         if has_batch:
-            self._takes_turn(optimizer)
+            self._take_turn(optimizer)
             return True
-        # a phase of its own, since its step before
+        # It is a phase on its own since its last step.
         if self._first_in_row > 1 and self._in_row == 2:
-            self.recorder.count_part()
-            self._takes_over(optimizer, 1)
+            self.recorder.count_last_step()
+            self._take_over(optimizer, 1)
             self._first_in_row = 2
             return True
         self._passed[id(optimizer)] += 1
-        self.recorder.ends_uncounted(
+        self.recorder.end_uncounted_step(
             optimizer, may_count=self._first_in_row > 1 and self._in_row == 1
         )
         return False
 
-    def _takes_over(self, optimizer: Optimizer, together: int) -> None:
+    def _take_over(self, optimizer: Optimizer, together: int) -> None:
         self._first = weakref.ref(optimizer)
         self._first_in_row = 0
         self._passed.clear()
-        self.recorder.counts_steps_of(optimizer, together)
+        self.recorder.count_steps_of(optimizer, together)
 
-    def _takes_turn(self, optimizer: Optimizer) -> None:
-        """The next step of the first is counted as well."""
+    def _take_turn(self, optimizer: Optimizer) -> None:
+        """Count the next step of the first optimizer as well."""
         if self._in_row > 1:
-            self._takes_over(optimizer, 1)
+            self._take_over(optimizer, 1)
         else:
-            self.recorder.counts_turn_of(optimizer)
+            self.recorder.optimizers.add(optimizer)

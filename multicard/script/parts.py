@@ -1,9 +1,9 @@
-"""Whether a script trains on all samples of the batches that it draws, or on a part of them.
+"""Finds out whether a script trains on all samples of the batches that it draws.
 
-A rank may draw the whole batch and give the model every W-th sample of it, and mining of hard
-examples gives it the hardest ones alone. What the loaders hand out is then no number of samples
-that are trained on. In a few early steps the inputs of the model are counted beside the batches:
-tensors with as many numbers a sample as one of the batch.
+A rank may draw the whole batch, and give the model every W-th sample of it. Mining of hard examples
+gives it only the hardest samples. Then the samples that loaders hand out are not the samples that
+are trained on. In a few early steps, the inputs of the model are therefore counted, too: tensors
+with as many numbers per sample as one of the batch.
 """
 
 import threading
@@ -18,13 +18,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from multicard.script.contributions import has_compiled
 from multicard.script.operations import tensors_in
 
-FIRST = 1  # the step, from 0, from which on they are counted: the warm-up holds them
-WATCHED = 3  # steps
-ENOUGH = 2  # steps in which a part was trained on
+FIRST = 1  # The first step that is counted, from 0: the warm-up covers these steps.
+WATCHED = 3  # Steps that are counted.
+ENOUGH = 2  # Steps on a part of the samples from which the run counts as such.
 
 
 class TrainedPart(NamedTuple):
-    """Samples that were drawn in some steps, and those of them that the model was given."""
+    """The samples that were drawn in a step, and the samples that the model was given."""
 
     drawn: int
     given: int
@@ -33,28 +33,28 @@ class TrainedPart(NamedTuple):
 class ModelInputs:
     """Counts, in a few steps, the samples that are drawn and those that models are given.
 
-    Samples are told by how many numbers they have: images from their classes.
+    Samples are recognized by how many numbers they have, so that images differ from their classes.
     """
 
     def __init__(self) -> None:
-        self._drawn = Counter[int]()  # samples, by the numbers that each has
+        self._drawn = Counter[int]()  # Samples, by how many numbers each has.
         self._given = Counter[int]()
-        self._found = list[TrainedPart]()
+        self._parts = list[TrainedPart]()
         self._hooks = list[Any]()
         self._thread = 0
-        self._level = 0  # of the module that is called, within others
-        self._counted_at = 0  # the level of the call whose inputs are counted; 0: none
+        self._level = 0  # How deep the module that is called lies within others.
+        self._counted_at = 0  # The level of the call whose inputs are counted, or 0.
 
-    def receives(self, batch: Any, count: int | None) -> None:
-        """A batch of so many samples was handed out for the training."""
+    def receive_batch(self, batch: Any, count: int | None) -> None:
+        """Note a batch of so many samples that was handed out for the training."""
         if not self._hooks or not count:
             return
         tensors = [tensor for tensor in tensors_in(batch) if _samples(tensor) == count]
         for numbers in {_numbers_a_sample(tensor) for tensor in tensors}:
             self._drawn[numbers] += count
 
-    def step_ends(self, steps: int) -> None:
-        """So many steps have ended."""
+    def end_step(self, steps: int) -> None:
+        """Note that so many steps have ended."""
         if self._hooks:
             self._conclude()
         if steps == FIRST and not has_compiled():
@@ -70,39 +70,39 @@ class ModelInputs:
 
     @property
     def trained(self) -> TrainedPart | None:
-        """What was drawn and trained on in the first step that trained on a part; None where most
-        steps trained on all of it.
+        """What was drawn and given in the first step on a part of the samples; None if most steps
+        trained on all samples.
         """
-        return self._found[0] if len(self._found) >= ENOUGH else None
+        return self._parts[0] if len(self._parts) >= ENOUGH else None
 
     def _begin(self) -> None:
         self._thread = threading.get_ident()
         self._level = self._counted_at = 0
         self._hooks = [
-            register_module_forward_pre_hook(self._enters),
-            register_module_forward_hook(self._leaves, always_call=True),
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
         ]
 
-    def _enters(self, module: Any, inputs: Any) -> None:
+    def _enter_module(self, module: Any, inputs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         self._level += 1
         if self._counted_at or not torch.is_grad_enabled():
             return
         tensors = [*tensors_in(inputs)]
-        if tensors:  # else they are given by name, and those within tell
+        if tensors:  # Otherwise they are keyword arguments, and inner modules show them.
             self._counted_at = self._level
-            self._counts_inputs(tensors)
+            self._count_inputs(tensors)
 
-    def _counts_inputs(self, tensors: Iterable[Tensor]) -> None:
-        most = Counter[int]()  # a call may take several tensors of the same samples
+    def _count_inputs(self, tensors: Iterable[Tensor]) -> None:
+        most = Counter[int]()  # A call may take several tensors of the same samples.
         for tensor in tensors:
             if _samples(tensor):
                 numbers = _numbers_a_sample(tensor)
                 most[numbers] = max(most[numbers], _samples(tensor))
         self._given += most
 
-    def _leaves(self, module: Any, inputs: Any, result: Any) -> None:
+    def _leave_module(self, module: Any, inputs: Any, result: Any) -> None:
         if threading.get_ident() != self._thread or not self._level:
             return
         if self._level == self._counted_at:
@@ -110,13 +110,14 @@ class ModelInputs:
         self._level -= 1
 
     def _conclude(self) -> None:
-        """Judge the step by the samples with the most numbers: these are inputs. A model that is
-        given others, as crops of them, tells nothing.
+        """Judge the step by the samples with the most numbers, which are inputs.
+
+        A model that is given other samples, as crops of them, shows nothing.
         """
         largest = max(self._drawn, default=0)
         part = TrainedPart(self._drawn[largest], self._given[largest])
         if 0 < part.given < part.drawn:
-            self._found.append(part)
+            self._parts.append(part)
         self._drawn.clear()
         self._given.clear()
         self._level = self._counted_at = 0

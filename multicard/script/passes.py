@@ -1,4 +1,4 @@
-"""The passes over the data of loaders, and the steps of a script, as its hooks saw them."""
+"""The passes over the data of loaders, and the steps of a script, as the hooks see them."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-UNKNOWN = -1  # samples of a batch that does not show them
-NEVER = np.iinfo(np.int64).max  # instead of a call of backward
+UNKNOWN = -1  # The size of a batch that does not show its samples.
+NEVER = np.iinfo(np.int64).max  # Stands for a call of backward that does not come.
 
 
 def _numbers() -> "array[int]":
@@ -16,16 +16,16 @@ def _numbers() -> "array[int]":
 
 
 class Reach(Enum):
-    """Which of the batches that were watched reached a loss."""
+    """Which of the watched batches reached a loss."""
 
     every = auto()
     some = auto()
     none = auto()
-    unsure = auto()  # other ones at another time
+    unsure = auto()  # Other batches at another time.
 
     @classmethod
     def of(cls, reached: int, count: int) -> "Reach":
-        """So many of them did."""
+        """Return the member for `reached` of `count` batches."""
         return cls.every if reached == count else cls.some if reached else cls.none
 
 
@@ -34,21 +34,20 @@ class Pass:
     """One pass over the data of a loader, as far as it got. Lists have an entry for each batch.
 
     Attributes:
-        source: what is drawn from; passes of equal sources have the same loader.
-        sizes: samples, or UNKNOWN.
+        source: what is drawn from. Passes of equal sources have the same loader.
+        sizes: the samples, or UNKNOWN.
         places: the number of each batch among all that were handed out, from 0.
         backwards: calls of backward before the batch was handed out.
-        trains: 1 for a batch of the training, 0 for one of an evaluation, or of nobody.
-        in_thread: batches are drawn by another thread than that which trains. begun_at: steps that
-            had ended before.
-        ended: the calls of backward, and the batches of all loaders, before the loader had no more;
-            None: it was left.
-        workers: of a stream, processes that collate its batches, each of which may end with a
-            smaller one.
-        reach: which batches were trained on, where several are handed out in a step; None: nobody
+        trains: 1 for a batch that is trained on, 0 for any other.
+        in_thread: the batches are drawn by another thread than the one that trains.
+        begun_at: if `in_thread`, the steps that had ended when the pass began.
+        ended: calls of backward, and batches of all loaders, before this loader had no further
+            batch; None if the pass was left before.
+        workers: processes that collate the batches of a stream, each of which may end with a
+            smaller one; None for other data.
+        reach: which batches were trained on, if a step has several; None if nobody knows.
+        holds_back: a batch may be trained on later than by the first call after it; None if nobody
             knows.
-        holds_back: a batch may be trained on later than by the first call after it;
-            None: nobody knows.
     """
 
     source: Any
@@ -64,8 +63,10 @@ class Pass:
     holds_back: bool | None = None
 
     def forget_short(self, batch_size: int | None) -> None:
-        """Of more smaller batches than workers can end with, the sizes are no numbers of samples:
-        of packed rows, or of tokens that come first.
+        """Forget the sizes of smaller batches if there are more of them than workers.
+
+        Each worker ends with at most one. Otherwise the sizes are no numbers of samples: the batch
+        has packed rows, for instance, or tokens as its first dimension.
         """
         if self.workers is None or batch_size is None:
             return
@@ -77,9 +78,12 @@ class Pass:
 
 @dataclass(slots=True)
 class StepEnd:
-    """How far the run was when a step ended: calls of backward, and batches that were handed out.
+    """How far the run was when a step ended.
 
-    cleared: calls of backward whose gradients were cleared before it, and all before.
+    Attributes:
+        backwards: calls of backward.
+        handed_out: batches that were handed out.
+        cleared: calls of backward whose gradients were cleared before the step.
     """
 
     backwards: int
@@ -89,15 +93,15 @@ class StepEnd:
 
 @dataclass
 class StepData:
-    """What each step trained on: samples, 0 where they are not known, and batches (steps,).
+    """What each step trained on.
 
-    unknown: flags of the steps whose samples are not known: their batches do not show them, or they
-    computed gradients
-        without a batch that was handed out for them. Of steps with a batch that may have been
-        skipped, the batches are
-        not known either: 0.
-    calls: of backward in each step.
-    skips: batches were seen to reach no loss.
+    Attributes:
+        samples: of each step (steps,); 0 if nobody knows.
+        batches: of each step (steps,); 0 if one of them may have been skipped.
+        unknown: flags of the steps whose samples are not known. Their batches do not show them, or
+            the steps computed gradients without a batch that was handed out for them.
+        calls: calls of backward in each step.
+        skips: some batches were seen to reach no loss.
     """
 
     samples: np.ndarray

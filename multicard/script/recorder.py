@@ -1,421 +1,263 @@
-"""The steps of a script on one rank, as its hooks and marks tell of them.
-
-Times are laps between these calls: of the host on CPU, and on CUDA between events in the stream,
-once the model is there. They are read when the device has passed them,
-and nothing waits for it before the end.
-"""
+"""Records the steps of a script on one rank, from what its hooks and marks report."""
 
 import math
-import sys
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from multicard.config.script import ScriptConfig
 from multicard.config.sweeps import pauses
 from multicard.measure import memory
-from multicard.measure.timing import Laps, Ranges, clock_s
+from multicard.measure.timing import Ranges
 from multicard.observe.profiles.capture import TrainingWindow
-from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
-from multicard.records.progress import Board, LossPeek
 from multicard.records.rank_files import CountedEpoch, ScriptReport
-from multicard.records.trained_weights import Held
 from multicard.run.rank_report import RankReportWriter
+from multicard.run.training_progress import TrainingProgress
+from multicard.script.activity import Activity
 from multicard.script.batches import BatchSource, Draws
 from multicard.script.contributions import Contributions
-from multicard.script.gaps import Gaps
+from multicard.script.counted_optimizers import CountedOptimizers
 from multicard.script.left_files import LeftFiles
-from multicard.script.losses import Losses
+from multicard.script.left_out_steps import LeftOutSteps
 from multicard.script.marks import step
 from multicard.script.parts import ModelInputs
 from multicard.script.passes import Pass, StepData
+from multicard.script.reported_figures import ReportedFigures
 from multicard.script.seen import Seen, sentences
-from multicard.script.step_times import Lap, StepTimes
+from multicard.script.step_amounts import StepAmounts
+from multicard.script.step_clock import StepClock
+from multicard.script.step_times import Lap
 from multicard.script.threads import Threads
-from multicard.script.weights import TrainedParameters
+from multicard.script.trained_together import TrainedTogether
 
-TAKEN = 32  # steps whose laps are read together
-UNKNOWN_STEPS = 0  # of an epoch
-# by which ranks train together without a process group
-EXCHANGING = ("horovod.torch", "byteps.torch")
-
-
-def _is_grouped() -> bool:
-    is_joined = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return is_joined or any(name in sys.modules for name in EXCHANGING)
+UNKNOWN_STEPS = 0  # Steps of an epoch, if the script is to run to its end.
 
 
 class EndedError(BaseException):
-    """Ends a script after the step at which it is to stop. Frameworks let it pass,
-    as it is no `Exception`.
+    """Ends a script after the step at which it is to stop.
+
+    It is no `Exception`, so that frameworks let it pass.
     """
 
 
 class Recorder:
-    """Measures the steps of this rank, posts them, ends them where they are to end,
-    and writes the rank's report.
+    """Measures this rank's steps, publishes its progress, stops the script after the configured
+    number of steps, and writes the rank's report.
+
+    Its methods are what hooks and marks call. Each attribute owns a part of what is recorded.
 
     Attributes:
-        optimizers: calls that counted as steps. others: ids of further ones. skipped: steps that a
-            GradScaler left out. is_over: nothing is measured any more.
+        is_over: nothing is measured any more.
     """
 
     def __init__(self, rank: Rank, config: ScriptConfig, folder: Path) -> None:
-        self.rank = rank
         self.config = config
-        self.folder = folder
         self.report = RankReportWriter(ScriptReport, rank, folder, {})
-        self.board = Board(folder, rank.world_size)
         self.window = TrainingWindow(config.profile, rank, folder, Ranges(rank.device))
-        self.peek = LossPeek(rank.device)
-        self.gate = self._gate()
-        self._length = sys.maxsize if pauses(config) else config.steps or sys.maxsize
-        self._races_tokens = config.race.figure == "tokens_per_s"
-        self.optimizers = list[str]()
-        self.others = set[int]()
-        self.skipped = 0
-        self.is_over = False
+        self.clock = StepClock()
+        self.optimizers = CountedOptimizers()
+        self.amounts = StepAmounts(races_tokens=config.race.figure == "tokens_per_s")
+        self.figures = ReportedFigures(rank.device)
+        self.together = TrainedTogether(rank.world_size)
+        self.progress = self._progress(rank, folder)
+        self.left_out = LeftOutSteps()
+        self.activity = Activity(self.clock, self.left_out, self.progress.start_epoch)
         self.draws = Draws()
-        self.losses = Losses()
         self.contributions = Contributions()
-        self.trained = TrainedParameters()
+        self.inputs = ModelInputs()
         self.threads = Threads()
         self.left_files = LeftFiles()
-        self.inputs = ModelInputs()
-        self.steps = self.evaluations = 0
-        self._laps = Laps(torch.device("cpu"))
-        self._started_s: float | None = None
+        self.is_over = False
         self._closing = Lock()
-        self._stopped = self._marked = self._in_step = self._evaluating = self._with_gradients = (
-            False
-        )
-        self._gaps = Gaps(self._end_lap)
-        self._evaluated = 0  # evaluations that drew batches since the last step
-        self._grouped = True
-        self._times = StepTimes()
-        self._counted: list[bool] = []  # of each step of an optimiser
-        # samples and tokens of each step, by its mark
-        self._told: list[tuple[int | None, int | None]] = []
-        self._samples = self._tokens = 0  # as they are posted
-        self._left_out: list[int] = []
-        self._left_out_by_mode: list[int] = []  # alone
-        # steps with an evaluation before them that modules' modes show
-        self._after_mode: set[int] = set()
-        self._pending_loss: Any = None
-        self._accuracy: Any = None
-        self._logged: dict[str, Any] = {}
 
-    def _gate(self) -> Gate | None:
+    def _progress(self, rank: Rank, folder: Path) -> TrainingProgress:
         config = self.config
-        rank = self.rank
-        if not config.probe.enabled:
-            return None
-        if not pauses(config):
-            return Probing(config, rank, rank.device, self.board, config.steps or UNKNOWN_STEPS)
-        return Pausing(
+        progress = TrainingProgress(
             rank,
+            folder,
+            loss=lambda: self.figures.peek.value,
+            total=config.steps or -1,
+            in_lockstep=False,
+        )
+        progress.add_gate(
+            config,
             rank.device,
-            self.board,
-            self.folder,
             config.steps or UNKNOWN_STEPS,
             config.warmup_steps,
-            last_loss=self._last_loss,
-            held=self._held,
+            last_loss=lambda: self.figures.last_loss(progress.steps),
+            held=self.together.held,
         )
+        return progress
 
-    # ---- what the hooks and marks tell
+    # ---- what hooks report
 
-    def trains_here(self) -> None:
+    def train_in_this_thread(self) -> None:
         """The first gradients are computed, in this thread."""
-        if self.threads.trains_here():
-            self._evaluated = 1  # how long the first step waited is not known
-            self.contributions.operations.trains_here()
+        if self.threads.train_in_this_thread():
+            self.left_out.leave_out_unseen_start()  # How long it waited for data is not known.
+            self.contributions.operations.use_this_thread()
 
-    def begins_pass(self, loader: Any) -> None:
+    def begin_pass(self, loader: Any) -> None:
         """A loader is about to begin a pass: its workers start."""
-        self.contributions.rest()
-        if (
-            self.threads.is_elsewhere()
-            or self.is_over
-            or self._started_s is None
-            or not self._gaps.seems_open
-        ):
+        self.contributions.pause()
+        if self.threads.is_elsewhere() or self.is_over or not self.clock.is_running:
             return
-        is_of_training = self.draws.is_known(BatchSource(loader.dataset, loader._index_sampler))
-        if is_of_training and torch.is_grad_enabled() and not self._evaluating:
-            self._training_draws()
+        activity = self.activity
+        if not activity.gaps.seems_open or activity.is_evaluating or not torch.is_grad_enabled():
+            return
+        if self.draws.is_known(BatchSource(loader.dataset, loader._index_sampler)):
+            activity.go_on_training()
 
-    def asks(self, one: Pass) -> bool:
-        """A batch is asked for. Returns True where it is for training."""
-        trains = self.draws.asks(one.source)
-        if self.draws.without_step and self.draws.begins_anew(one.source):
-            self._evaluated += 1
-            self.evaluations += 1
-        if trains and self._started_s is None:
+    def ask_batch(self, data_pass: Pass) -> bool:
+        """A batch is asked for. Return True if it is for training."""
+        trains = self.draws.ask_batch(data_pass.source)
+        if self.draws.without_step and self.draws.drop_evaluated_pass(data_pass.source):
+            self.activity.count_evaluation()
+        if trains and not self.clock.is_running:
             self._start()
-        if one.in_thread:
-            return trains  # no time of the training's
-        with_gradients = torch.is_grad_enabled()
-        # one without them has ended before
-        if self._evaluating and (trains or with_gradients > self._with_gradients):
-            self._end_evaluation(Lap.evaluated)
-        if self._evaluating:
-            self._laps.end(Lap.evaluate)
-        elif self._started_s is not None and trains:
-            self._training_draws()
-            self._laps.end(self._work())
-        elif self._started_s is not None:
-            self._laps.end(self._gaps.work(self._work()))
-            self._evaluating = True
-            self._with_gradients = with_gradients
-            self._gaps.draws_evaluation()
-            self._evaluated += 1
-            self.evaluations += 1
+        if not data_pass.in_thread:  # Another thread takes none of the training's time.
+            self.activity.ask_batch(data_pass, trains)
         return trains
 
-    def receives(self, one: Pass, trains: bool, size: int | None) -> None:
-        """The batch is there, of so many samples."""
+    def receive_batch(self, data_pass: Pass, trains: bool, batch: Any, size: int | None) -> None:
+        """A batch of so many samples was handed out; None: nobody knows how many."""
         if self.is_over:
             return
-        if (trains or self._evaluating) and not one.in_thread:
-            self._laps.end(Lap.data if trains else Lap.evaluate_wait)
-        if trains and one.in_thread:
+        if not data_pass.in_thread:
+            self.activity.receive_batch(trains)
+        if trains and data_pass.in_thread:
             self.threads.waits_known = False
         elif trains and self.window.recording:
             self.window.ranges.close()
-        self.draws.add(one, trains, size)
+        self.draws.add(data_pass, trains, size)
+        self.contributions.receive_batch(data_pass, trains, batch)
+        if trains and not data_pass.in_thread:
+            self.inputs.receive_batch(batch, size)
 
-    def exhausted(self, one: Pass, trains: bool, handed_out: int) -> None:
-        """There is no further batch, after so many."""
+    def end_pass(self, data_pass: Pass, trains: bool, handed_out: int) -> None:
+        """A loader has no further batch, after so many."""
         if self.is_over:
             return
-        self.draws.ends(one, handed_out)
-        if one.in_thread:
-            return
-        if trains:
-            self._laps.end(Lap.data)
-            self._gaps.is_between = self.steps > 0
-        elif self._evaluating:
-            self._end_evaluation(Lap.evaluated)
+        self.draws.end_pass(data_pass, handed_out)
+        if not data_pass.in_thread:
+            self.activity.end_pass(trains, self.progress.steps)
 
-    def sets_mode(self, module: Any, trains: bool) -> None:
-        """A module is set to training, or to evaluation: what lies
-        between may be an evaluation without a loader.
+    def set_mode(self, module: Any, trains: bool) -> None:
+        """A module is set to training or to evaluation."""
+        if self.progress.steps > 0:
+            self.activity.set_mode(module, trains)
+
+    def begin_optimizer_step(self) -> None:
+        """An optimizer begins a step. If neither a batch nor a mark came before, the clock starts
+        here.
         """
-        if self.steps == 0 or self._marked or self._evaluating:
-            return
-        if self._gaps.sets_mode(module, trains, self._work()):
-            self._evaluation_without_loader()
-
-    def _end_lap(self, label: Lap) -> None:
-        self._laps.end(label)
-
-    def _training_draws(self) -> None:
-        if self._gaps.training_draws():
-            self._evaluation_without_loader()
-
-    def _evaluation_without_loader(self) -> None:
-        self.evaluations += 1
-        if self.gate is not None:
-            self.gate.start_epoch()
-
-    def _work(self) -> Lap:
-        return Lap.work if self._in_step or not self._marked else Lap.apart
-
-    def steps_now(self) -> None:
-        """An optimiser begins a step: where neither a batch nor a mark came before,
-        the clock starts here.
-        """
-        if self._started_s is None and not self.is_over:
+        if not self.clock.is_running and not self.is_over:
             self._start()
-            self._evaluated = 1  # when the step began is not known
+            self.left_out.leave_out_unseen_start()
 
-    def counts_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
-        """Another optimiser's steps count from this one on, which has so many of them in it."""
-        self.others.discard(id(optimizer))
-        name = f"{type(optimizer).__name__}.step" + (
-            f" (its first {together} as one)" if together > 1 else ""
-        )
-        if name not in self.optimizers:
-            self.optimizers.append(name)
-        self._evaluated += together > 1  # and is left out
-        self.trained.counts(optimizer)
-
-    def counts_turn_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step of another optimiser counts, in its turn with the one whose steps count."""
-        self.others.discard(id(optimizer))
-        name = f"{type(optimizer).__name__}.step"
-        if name not in self.optimizers:
-            self.optimizers.append(name)
+    def count_steps_of(self, optimizer: torch.optim.Optimizer, together: int) -> None:
+        """The steps of another optimizer count from now on; the first has so many in it."""
+        self.optimizers.add(optimizer, together)
+        if together > 1:
+            self.left_out.leave_out_next()
+        self.together.parameters.hold(optimizer)
 
     def end_counted_step(self) -> None:
-        """The optimiser that counts has ended a step, or left it out."""
-        self.trained.stepped()
-        if not self._marked and not self.is_over:
-            self._end_step(None, None, self._pending_loss)
+        """The optimizer that counts has ended a step, or a GradScaler skipped it."""
+        self.together.parameters.note_step()
+        if not self.activity.is_marked and not self.is_over:
+            self._end_step(None, None)
 
-    def ends_uncounted(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
-        """Another optimiser has ended a step, which does not count, or not yet."""
-        self.others.add(id(optimizer))
-        self.draws.step_uncounted()
-        if may_count and not self._marked and not self.is_over and self.steps:
-            self._laps.end(self._gaps.part())
-            self._counted.append(False)
-            self.draws.may_end_step()
+    def end_uncounted_step(self, optimizer: torch.optim.Optimizer, may_count: bool) -> None:
+        """Another optimizer has ended a step, which does not count, or not yet."""
+        self.optimizers.add_uncounted(optimizer)
+        self.draws.note_uncounted_step()
+        is_recorded = not self.activity.is_marked and not self.is_over
+        if may_count and is_recorded and self.progress.steps:
+            self.activity.end_uncounted_step()
+            self.draws.note_possible_end()
 
-    def count_part(self) -> None:
+    def count_last_step(self) -> None:
         """The last step that did not count was the first of a phase."""
-        if self._marked or self.is_over or not self._counted or self._counted[-1]:
+        if self.activity.is_marked or self.is_over or not self.clock.count_last_step():
             return
-        self._counted[-1] = True
-        self.draws.ends_step()
-        self._told.append((None, None))
-        self.steps += 1
+        self.draws.add_noted_end()
+        self.amounts.add_unmarked()
+        self.progress.steps += 1
+
+    # ---- what the script's marks report
 
     def begin_step(self) -> None:
         """The script begins a step that it marks."""
         if self.is_over:
             return
-        if self._started_s is None:
+        if not self.clock.is_running:
             self._start()
-        if self._evaluating:
-            self._end_evaluation()
-        self._laps.end(Lap.apart)
-        self._gaps.step_ended(resumed=True)
-        self._marked = self._in_step = True
+        self.activity.begin_mark()
 
     def end_step(self, mark: step) -> None:
         """The marked step has ended."""
-        if self.is_over or not self._in_step:
+        if self.is_over or not self.activity.is_in_mark:
             return
-        self._in_step = False
-        self._evaluated = 0
-        self._end_step(
-            mark.samples, mark.tokens, self._pending_loss if mark.loss is None else mark.loss
-        )
+        self.activity.end_mark()
+        self._end_step(mark.samples, mark.tokens, mark.loss)
 
     def log(self, values: dict[str, Any]) -> None:
-        """The script tells figures."""
-        for name, value in values.items():
-            if name == "loss":
-                between = not self._in_step and not self.draws.asked
-                if self.steps and between and self.steps - 1 not in self.losses:
-                    self._keep_loss(self.steps - 1, value)
-                else:
-                    self._pending_loss = value
-            elif name == "accuracy":
-                self._accuracy = value
-            else:
-                self._logged[name] = value
+        """The script logs figures."""
+        steps = self.progress.steps
+        is_between_steps = not self.activity.is_in_mark and not self.draws.asked
+        self.figures.log(values, steps - 1 if steps and is_between_steps else None)
 
     # ---- steps
 
     def _start(self) -> None:
-        if self.gate is not None:
-            self.gate.begin()
+        self.progress.begin()
         self.report.counters.read()
-        self._started_s = self.report.content.started_s = clock_s()
+        self.report.content.started_s = self.clock.start()
         self.report.write()
-        self._post()
+        self.progress.post()
         self.window.open()
         self.window.step()
-        if self.gate is not None:
-            self.gate.start_epoch()
-        self._laps = Laps(torch.device("cpu"))
+        self.progress.start_epoch()
+        self.clock.start_lap()
 
-    def _end_evaluation(self, label: Lap = Lap.evaluate) -> None:
-        self._laps.end(label)
-        self._evaluating = False
-        if self.gate is not None:
-            self.gate.start_epoch()
+    def _end_step(self, samples: int | None, tokens: int | None, loss: Any = None) -> None:
+        """End a step.
 
-    def _end_step(self, samples: int | None, tokens: int | None, loss: Any) -> None:
-        if self._evaluating:
-            self._end_evaluation()
+        Args:
+            samples: as its mark says; None if nothing does. tokens: the same.
+            loss: as its mark says.
+        """
+        self.activity.end_open_evaluation()
         is_watched = self.contributions.is_open
-        self.contributions.step_ends(self.draws.handed_out(), self.draws.known)
-        drawn, resumed = self.draws.take(self.contributions.joined)
-        self._laps.end(Lap.resumed if resumed else Lap.step)
-        self._counted.append(True)
-        if resumed:
-            self.evaluations -= 1
-            self._evaluated -= 1
-        self._told.append((samples, tokens))
-        self._samples += sum(one.size or 0 for one in drawn) if samples is None else samples
-        self._tokens += tokens or 0
-        if self._gaps.evaluations:
-            self._after_mode.add(self.steps)
-        if self._evaluated > 0 or is_watched:
-            self._left_out.append(self.steps)
-        elif self._gaps.evaluations:
-            self._left_out_by_mode.append(self.steps)
-        self._gaps.step_ended(resumed)
-        self._evaluated = 0
-        self._pending_loss = None
-        if loss is not None:
-            self._keep_loss(self.steps, loss)
-        self.steps += 1
-        self.inputs.step_ends(self.steps)
-        if self.steps == 1:
-            self._see_model()
-        elif not self._grouped:  # ranks may join after steps of their own
-            self._grouped = _is_grouped()
-        if self.steps % TAKEN == 0:
-            self._take()
+        self.contributions.end_step(self.draws.handed_out(), self.draws.known)
+        drawn, resumed = self.draws.end_step(self.contributions.joined)
+        is_after_mode = self.activity.end_step(resumed)
+        number = self.progress.steps
+        self.left_out.end_step(number, is_watched, is_after_mode)
+        self.figures.end_step(number, loss)
+        self.inputs.end_step(number + 1)
+        self.together.end_step(number + 1)
+        if number == 0:
+            self.clock.use_device(self.report.rank.device)
         if self.window.recording:
             self.window.step()
-        self._post()
-        if self.gate is not None and self.gate.step_ended(self.steps):
-            self._laps.end(Lap.pause)
-        # ranks that exchange nothing may be past the step: those stop as soon as they see it
-        if self.steps >= self._length or 0 < self.board.stop_at <= self.steps:
-            self._stopped = True
+        if self.progress.end_step(self.amounts.add(samples, tokens, drawn)):
+            self.clock.lap(Lap.pause)
+        if self._is_last_step():
+            self.progress.is_stopped = True
             self.leave()
             raise EndedError
 
-    def _see_model(self) -> None:
-        """After the first step: which clock tells the next ones,
-        and whether ranks train together.
-        """
-        device = self.rank.device
-        if device.type == "cuda" and torch.cuda.is_initialized() and torch.cuda.memory_allocated():
-            self._take()
-            self._laps = Laps(torch.device("cuda", torch.cuda.current_device()))
-        self._grouped = _is_grouped()
-
-    def _take(self, wait: bool = False) -> None:
-        """Add the laps that are known by now."""
-        for label, seconds in self._laps.known(wait):
-            self._times.add(label, seconds)
-
-    def _keep_loss(self, number: int, loss: Any) -> None:
-        self.losses.add(number, loss)
-        if isinstance(loss, torch.Tensor):
-            self.peek.offer(loss.detach().reshape(-1)[0])
-        else:
-            self.peek.value = float(loss)
-
-    def _last_loss(self) -> float:
-        losses, told = self.losses.read(self.steps)
-        return float(losses[-1]) if len(told) and told[-1] else 0.0
-
-    def _held(self) -> Held:
-        """What this rank has trained so far."""
-        if self.rank.world_size == 1:
-            return Held()
-        return Held(self._grouped, self.trained.digests())
-
-    def _post(self) -> None:
-        """Show the controller how far this rank is."""
-        done = self._tokens if self._races_tokens else self._samples
-        self.board.post(
-            self.rank.rank, self.steps, self.config.steps or -1, done, 0, self.peek.value
-        )
+    def _is_last_step(self) -> bool:
+        steps = self.config.steps
+        # A cell of a race trains until the race stops it.
+        is_at_end = steps is not None and self.progress.steps >= steps and not pauses(self.config)
+        return is_at_end or self.progress.is_stopped
 
     # ---- the end
 
@@ -426,114 +268,110 @@ class Recorder:
         self.inputs.close()
 
     def close(self, is_whole: bool = False) -> None:
-        """Write the report and the steps, once. Waits for the device, and for another thread that
-        writes them: its process must not end meanwhile, where a script fails as it is told to end.
+        """Write the report and the steps, once.
+
+        Waits for the device, and for another thread that writes them: the process must not end
+        meanwhile if the script fails while it is told to end.
 
         Args:
             is_whole: the script ended by itself, or after the step at which it was to stop. Only
-                then is the device
-                asked what the parameters hold: one that hangs would not answer.
+                then is the device asked what the parameters hold: one that hangs would not answer.
         """
         self.leave()
         with self._closing:
-            started_s, self._started_s = self._started_s, None
+            started_s = self.clock.stop()
             if started_s is not None:
                 self._write(started_s, is_whole)
-            self.trained.release()
+            self.together.parameters.release()
 
     def _write(self, started_s: float, is_whole: bool) -> None:
-        self._take(wait=True)
-        self._times.close()
+        times = self.clock.read_steps()
         self.report.counters.read()
-        content = self.report.content
-        times = self._times.of_steps(self._counted)
         steps = len(times)
-        left_out = self._left_out
-        if 2 * len(self._left_out_by_mode) > steps:  # as where rollouts come before each update
+        if self.left_out.is_mode_usual(steps):
             times[:, 0] += times[:, 2]
         else:
-            left_out = sorted({*left_out, *self._left_out_by_mode})
-            self._times.evaluate_s += float(times[:, 2].sum())
-        unseen = [one for one in self.threads.evaluated() if one.begun_at not in self._after_mode]
-        evaluations_known = not unseen
-        waits_known = self.threads.waits_known
-        self.evaluations += len(unseen)
-        left_out = sorted({*left_out, *self.threads.begun_before(steps)})
-        data = self.data(is_stopped=self._stopped or not is_whole)
-        losses, told = self.losses.read(steps)
+            self.clock.times.evaluate_s += float(times[:, 2].sum())
+        unseen = [
+            data_pass
+            for data_pass in self.threads.untrained_passes()
+            if not self.left_out.is_after_mode(data_pass.begun_at)
+        ]
+        self.activity.evaluations += len(unseen)
+        is_stopped = self.progress.is_stopped or not is_whole
+        data = self.data(is_stopped)
+        tells_loss = self._write_steps(times, data)
+        content = self.report.content
+        content.spans_s = [(started_s, started_s + self.clock.times.span_s)]
+        left_out = self.left_out.numbers(steps) | self.threads.begun_before(steps)
+        content.left_out = sorted(left_out)
+        if self.draws.ever:
+            content.samples_unknown = np.flatnonzero(data.unknown[:steps]).tolist()
+        if self.inputs.trained is not None and not self.amounts.has_all_samples:
+            content.trained_part = [*self.inputs.trained]
+        content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
+        content.evaluate_s = None if unseen else self.clock.times.evaluate_s
+        content.loads = self.draws.ever
+        content.waits_known = self.threads.waits_known
+        content.threads = torch.get_num_threads()
+        content.peak_memory_bytes = memory.peak_memory_bytes(self.report.rank.device)
+        content.test_accuracy, content.logged = self.figures.accuracy_and_others()
+        seen = self._seen(tells_loss, evaluations_known=not unseen)
+        messages = sentences(seen, data, self.clock.times)
+        content.seen = [str(message) for message in messages]
+        content.seen_codes = [message.code for message in messages]
+        if self.progress.gate is not None:
+            content.probe = self.progress.gate.result()
+            content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
+        content.profile = self.window.close()
+        content.grouped = self.together.is_grouped
+        content.stopped = is_stopped
+        if is_whole:
+            content.weights = self.together.held().weights
+        self.report.write()
+
+    def _write_steps(self, times: np.ndarray, data: StepData) -> bool:
+        """Write the columns of the steps. Return True if any loss is known."""
+        steps = len(times)
+        losses, is_reported = self.figures.losses(steps)
         columns = {
             "step_s": times[:, 0],
-            "data_s": times[:, 1] if waits_known else np.full(steps, math.nan),
+            "data_s": times[:, 1] if self.threads.waits_known else np.full(steps, math.nan),
             "loss": losses,
             "samples": data.samples[:steps],
-            "tokens": np.array([tokens or 0 for _, tokens in self._told[:steps]], dtype=np.int64),
+            "tokens": self.amounts.tokens(steps),
             "batches": data.batches[:steps],
-            "loss_told": told.astype(np.int8),
+            "loss_told": is_reported.astype(np.int8),
         }
         if steps:
             self.report.write_steps(0, columns)
-            content.epochs = [
-                CountedEpoch(0, float(times[:, 0].sum()), self._times.total_s, steps=steps)
-            ]
-        content.spans_s = [(started_s, started_s + self._times.span_s)]
-        content.left_out = [number for number in left_out if number < steps]
-        content.samples_unknown = (
-            np.flatnonzero(data.unknown[:steps]).tolist() if self.draws.ever else []
-        )
-        tells_samples = all(samples is not None for samples, _ in self._told)
-        if self.inputs.trained is not None and not tells_samples:
-            content.trained_part = [*self.inputs.trained]
-        content.calls_per_step = float(np.median(data.calls)) if len(data.calls) else 0.0
-        content.evaluate_s = self._times.evaluate_s if evaluations_known else None
-        content.loads = self.draws.ever
-        content.waits_known = waits_known
-        content.threads = torch.get_num_threads()
-        content.peak_memory_bytes = memory.peak_memory_bytes(self.rank.device)
-        content.test_accuracy, content.logged = self._figures()
-        messages = sentences(self._seen(bool(told.any()), evaluations_known), data, self._times)
-        content.seen = [str(message) for message in messages]
-        content.seen_codes = [message.code for message in messages]
-        if self.gate is not None:
-            content.probe = self.gate.result()
-            content.probe.left_out = sorted({*content.probe.left_out, *content.left_out})
-        content.profile = self.window.close()
-        content.grouped = self._grouped
-        content.stopped = self._stopped or not is_whole
-        if is_whole:
-            content.weights = self._held().weights
-        self.report.write()
+            train_s = float(times[:, 0].sum())
+            ended_s = self.clock.times.total_s
+            self.report.content.epochs = [CountedEpoch(0, train_s, ended_s, steps=steps)]
+        return bool(is_reported.any())
 
     def data(self, is_stopped: bool = False) -> StepData:
-        """What each step trained on, by the batches and as the script's marks tell it."""
+        """Return what each step trained on, by its batches and as the script's marks say."""
         data = self.draws.of_steps(self.contributions, is_stopped)
-        for number, (samples, _) in enumerate(self._told):
-            if samples is not None:
-                data.samples[number] = samples
-                data.unknown[number] = False
+        self.amounts.replace_samples(data)
         if not self.draws.ever:
             data.unknown = data.samples == 0
         return data
 
     def _seen(self, tells_loss: bool, evaluations_known: bool) -> Seen:
+        steps = self.progress.steps
+        is_at_end = self.progress.is_stopped and self.config.steps == steps
         return Seen(
-            steps=self.steps,
-            step_names=["multicard.step"] if self._marked else self.optimizers,
-            stopped_after=self.steps if self._stopped and self.config.steps == self.steps else None,
-            others=len(self.others),
-            skipped=self.skipped,
-            evaluations=max(0, self.evaluations),
-            trained_alone=self.rank.world_size > 1 and not self._grouped,
+            steps=steps,
+            step_names=["multicard.step"] if self.activity.is_marked else self.optimizers.names,
+            stopped_after=steps if is_at_end else None,
+            others=self.optimizers.uncounted,
+            skipped=self.optimizers.skipped,
+            evaluations=max(0, self.activity.evaluations),
+            trained_alone=self.together.trains_alone,
             loads=self.draws.ever,
             waits_known=self.threads.waits_known,
             evaluations_known=evaluations_known,
             tells_loss=tells_loss,
             went_on_from=self.left_files.went_on_from(),
         )
-
-    def _figures(self) -> tuple[float | None, dict[str, float]]:
-        """The accuracy, where it is a share, and the other figures that are numbers."""
-        told = {name: float(value) for name, value in self._logged.items()}
-        accuracy = None if self._accuracy is None else float(self._accuracy)
-        if accuracy is not None and not 0 <= accuracy <= 1:
-            accuracy, told["accuracy"] = None, accuracy
-        return accuracy, {name: value for name, value in told.items() if math.isfinite(value)}

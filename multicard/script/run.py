@@ -1,4 +1,4 @@
-"""A rank's part of a run: start the script as torchrun does, and measure it."""
+"""Runs a rank's part of a run: starts the script as torchrun does, and measures it."""
 
 import atexit
 import gc
@@ -24,10 +24,10 @@ from multicard.repository import IS_INSTALLED, PACKAGES
 from multicard.script import hooks, launch, words
 from multicard.script.recorder import EndedError, Recorder
 
-# Python's words for a relative import in a file that is run by its path
+# Python's words for a relative import in a file that is run by its path.
 NO_PARENT = "no known parent package"
 
-# ---- what a script may not do
+# ---- refusals of what a script may not do
 
 
 def no_step(config: ScriptConfig) -> Refusal:
@@ -41,13 +41,13 @@ def no_step(config: ScriptConfig) -> Refusal:
 
 
 def nothing_left(config: ScriptConfig, files: Sequence[str]) -> Refusal:
-    """The refusal of a script that made an optimiser and computed no gradients."""
+    """Return the refusal of a script that made an optimizer and computed no gradients."""
     where = "in its working folder, which all runs of a command share"
-    found = f"what an earlier run left {where}" if not files else f"{', '.join(files)} {where}"
+    remains = f"what an earlier run left {where}" if not files else f"{', '.join(files)} {where}"
     return Refusal(
         "script.nothing-left",
-        f"script={config.script}: made an optimiser, but computed no gradients on this rank: it had"
-        f" nothing left to train, as where it finds {found}; have each run start anew",
+        f"script={config.script}: made an optimiser, but computed no gradients on this rank: it may"
+        f" have found {remains}, and had nothing left to train; have each run start anew",
         key="script",
         value=config.script,
         files=[*files],
@@ -55,11 +55,11 @@ def nothing_left(config: ScriptConfig, files: Sequence[str]) -> Refusal:
 
 
 def own_ranks(config: ScriptConfig) -> Refusal:
-    """Such ranks would wait for one another at the address of the run's own."""
+    """Return the refusal: such ranks would wait for one another at the run's address."""
     return Refusal(
         "script.own-ranks",
-        f"script={config.script}: starts ranks of its own by torch.multiprocessing; "
-        "have it train in the process that it is started in, as under torchrun",
+        f"script={config.script}: starts its own ranks by torch.multiprocessing; "
+        "have it train in the process in which it is started, as under torchrun",
         key="script",
         value=config.script,
     )
@@ -68,7 +68,7 @@ def own_ranks(config: ScriptConfig) -> Refusal:
 def relative_import(config: ScriptConfig) -> Refusal:
     return Refusal(
         "script.relative-import",
-        f"script={config.script}: imports from its own package; "
+        f"script={config.script}: imports relative to its package; "
         "start it as a module by `'script=-m PACKAGE.MODULE'`, from the folder of the package",
         key="script",
         value=config.script,
@@ -76,7 +76,7 @@ def relative_import(config: ScriptConfig) -> Refusal:
 
 
 def replaced(config: ScriptConfig) -> Refusal:
-    """The agent would wait for ever for what such a rank has to return."""
+    """Return the refusal: the agent would wait forever for such a rank's result."""
     return Refusal(
         "script.replaced",
         f"script={config.script}: replaces its process by another program (os.exec); "
@@ -87,16 +87,16 @@ def replaced(config: ScriptConfig) -> Refusal:
 
 
 def exited(config: ScriptConfig, code: object) -> Refusal:
-    """The refusal of a script that exited with a code, or a text, other than 0."""
+    """Return the refusal of a script that exited with a code other than 0, or with a text."""
     if not isinstance(code, int):
         return Refusal(
             "script.exited-saying",
-            f"script={config.script}: exited, saying {str(code)!r}",
+            f"script={config.script}: exited with the message {str(code)!r}",
             key="script",
             value=config.script,
             said=str(code),
         )
-    hint = ", as for arguments that it does not take; its log says which" if code == 2 else ""
+    hint = ", as for arguments that it does not take; its log names them" if code == 2 else ""
     return Refusal(
         "script.exited",
         f"script={config.script}: exited with code {code}{hint}",
@@ -110,48 +110,51 @@ def exited(config: ScriptConfig, code: object) -> Refusal:
 
 
 def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
-    """Run the script as `__main__` to its end, or to the step at which it is to stop, and leave
-    rank files and steps. A ValueError says that it exited with a code other than 0,
-    or took no step.
+    """Run the script as `__main__` to its end, or to the step after which it is to stop.
+
+    Leaves the rank's report and steps in the run folder.
+
+    Raises:
+        ValueError: the script exited with a code other than 0, or took no step.
     """
     os_calls.adopt_orphans()
     os_calls.unblock_in_children()
-    # what the script registers is run at its end, but nothing of the process that was forked
+    # Run what the script registers for its exit, but nothing of the process that was forked.
     atexit._clear()
-    # Python's own: a rank inherits the one that it was started by
+    # Use Python's default start method: a rank inherits the method by which it was started.
     multiprocessing.set_start_method(None, force=True)
     if rank.device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # ours: programs of the script import what lies beside them
+    # We set it. Programs of the script import modules that lie beside them.
     os.environ.pop("PYTHONSAFEPATH", None)
     os.environ.update(words.variables(config))
     sys.argv = [config.script, *words.words(config)]
     own = Path.cwd() if words.module(config) else Path(config.script).resolve().parent
     places = sys.path
-    if not IS_INSTALLED:  # a checkout comes last: a script may have an `analysis` of its own
+    if not IS_INSTALLED:  # A checkout comes last: a script may have its own `analysis`.
         places = [*(path for path in sys.path if path != str(PACKAGES)), str(PACKAGES)]
     sys.path = [str(own), *places]
     recorder = Recorder(rank, config, folder)
-    # a process that hangs would outlive a rank that is killed
+    # A process that hangs would outlive a rank that is killed.
     os_calls.before_end += [recorder.close, end_children]
     try:
         with hooks.installed(recorder), launch.variables(config, rank):
             _call(config)
             atexit._run_exitfuncs()
     except BaseException as error:
-        with suppress(Exception):  # what was measured before; a broken device may not tell it
+        with suppress(Exception):  # Keep what was measured, unless a broken device cannot be read.
             recorder.close()
-        other = None if recorder.steps else launch.failed_at_start(config, rank, error)
+        other = None if recorder.progress.steps else launch.failed_at_start(config, rank, error)
         if other is None:
             raise
         raise other from error
     recorder.close(is_whole=True)
-    gc.collect()  # loaders end their own workers
+    gc.collect()  # Loaders end their workers.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     end_children()
-    # the process does not wait for threads of the script
+    # The process does not wait for threads of the script.
     threading._shutdown = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
-    if recorder.steps:
+    if recorder.progress.steps:
         return
     if recorder.left_files.makes_optimizer and not recorder.draws.backwards:
         raise nothing_left(config, recorder.left_files.read)
@@ -163,8 +166,9 @@ def _call(config: ScriptConfig) -> None:
     exit_at_once = os._exit
 
     def exit_as_rank(code: int) -> NoReturn:
-        """`os._exit` of the rank: its agent would wait for ever
-        for what a process that is gone has to return.
+        """Exit as a rank does in place of `os._exit`.
+
+        The agent would wait forever for the result of a process that is gone.
         """
         if os.getpid() != own or threading.current_thread() is not threading.main_thread():
             exit_at_once(code)
@@ -182,17 +186,18 @@ def _call(config: ScriptConfig) -> None:
     )
 
     def store_of_port(hostname: str, port: int, *arguments: Any) -> Any:
-        """An address of the script's own is served by its rank
-        0: the agent of the ranks is at another.
+        """Create the store at an address, served by rank 0 if the script chose the address itself.
+
+        The agent of the ranks serves another address.
         """
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = of_agent if str(port) == agent else ""
         return create_store(hostname, port, *arguments)
 
-    code: object = 1  # of a process that the script forked, where an exception ends it
+    code: object = 1  # Of a process that the script forked, if an exception ends it.
     try:
         with ExitStack() as patches:
             patches.enter_context(mock.patch.object(os, "_exit", exit_as_rank))
-            for name in ("execv", "execve"):  # which all others call
+            for name in ("execv", "execve"):  # All other functions of this kind call them.
                 patches.enter_context(
                     mock.patch.object(os, name, partial(exec_as_child, getattr(os, name)))
                 )
@@ -220,7 +225,7 @@ def _call(config: ScriptConfig) -> None:
         if code:
             raise exited(config, code) from end
     finally:
-        if os.getpid() != own:  # it is no rank
+        if os.getpid() != own:  # This is a process that the script forked, and no rank.
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             exit_at_once(code if isinstance(code, int) else 1)

@@ -1,4 +1,4 @@
-"""What was seen of a script on a rank, and what could not be, in sentences."""
+"""Says in sentences what the hooks saw of a script on a rank, and what they could not see."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from multicard.messages import Message
 from multicard.script.passes import StepData
 from multicard.script.step_times import StepTimes
 
-NOTABLE = 0.02  # of the run's time
-USUAL = 0.75  # of the steps, whose number of batches is said of all
+NOTABLE = 0.02  # A share of the run's time that is worth a sentence.
+USUAL = 0.75  # If so many steps have the same number of batches, the sentence names that number.
 
 
 @dataclass
@@ -20,12 +20,14 @@ class Seen:
     """What a rank's hooks saw.
 
     Attributes:
-        step_names: what ended the steps. stopped_after: the step after which the script was to end,
-            where it did.
-        others: optimisers whose steps do not count. skipped: steps that a GradScaler left out.
-        trained_alone: no process group, though there are several ranks. loads: batches of a
-            DataLoader were trained on.
-        waits_known: no other thread drew them. evaluations_known: nor those of an evaluation.
+        step_names: the calls that ended the steps.
+        stopped_after: the step after which the script was stopped as configured.
+        others: number of optimizers whose steps do not count.
+        skipped: steps that a GradScaler skipped.
+        trained_alone: there is no process group, though there are several ranks.
+        loads: batches of a DataLoader were trained on.
+        waits_known: no other thread drew those batches.
+        evaluations_known: no other thread drew batches of an evaluation.
         went_on_from: names of files that an earlier run left.
     """
 
@@ -44,7 +46,7 @@ class Seen:
 
 
 def sentences(seen: Seen, data: StepData, times: StepTimes) -> list[Message]:
-    """What was counted, and what is not known."""
+    """Say what was counted, and what is not known."""
     return [*_counted(seen, data, times), *_not_known(seen, data)]
 
 
@@ -52,13 +54,13 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
     if seen.steps:
         names = [*seen.step_names]
         yield Message(
-            "script.steps-of", f"steps are those of {', then of '.join(names)}", names=names
+            "script.steps-of", f"steps are calls of {', later of '.join(names)}", names=names
         )
     if seen.went_on_from:
         files = ", ".join(seen.went_on_from)
         yield Message(
             "script.went-on",
-            f"went on from what an earlier run left ({files}), and trained the rest",
+            f"went on from files of an earlier run ({files}), and trained the rest",
             files=[*seen.went_on_from],
         )
     if seen.stopped_after is not None:
@@ -78,7 +80,7 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
             f"a GradScaler skipped {count(seen.skipped, 'step')}, which count as steps here",
             steps=seen.skipped,
         )
-    # the median of batches a step; of two, the larger: a pass may end in a step of fewer
+    # The median of batches a step, or the larger of two: a pass may end in a step of fewer.
     known = data.batches[data.batches > 0]
     batches = int(np.percentile(known, 50, method="higher")) if len(known) else 0
     if batches > 1:
@@ -99,13 +101,13 @@ def _counted(seen: Seen, data: StepData, times: StepTimes) -> Iterator[Message]:
         yield Message(
             "script.between-passes",
             f"{in_hours(seconds) if seconds >= 60 else f'{seconds:.3g} s'} between passes over the"
-            " data are in no step, as of evaluating or saving",
+            " data belong to no step, as time to evaluate or save",
             seconds=seconds,
         )
 
 
 def accumulated(least: int, most: int) -> Message:
-    """So many batches make a step."""
+    """Say how many batches make a step."""
     batches = str(least) if least == most else f"{least} to {most}"
     said = f"gradients of {batches} batches make a step"
     return Message("script.accumulated", said, least=least, most=most)

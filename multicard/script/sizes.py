@@ -1,4 +1,4 @@
-"""How many samples a batch has, as far as what is in it shows."""
+"""Finds out how many samples a batch has, as far as its content shows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import fields, is_dataclass
@@ -10,24 +10,23 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
-DEEPEST = 8  # levels of a batch that are looked at
-LONG = 64  # elements of a list, of which the ends tell what the others are
-CHANNELS = (1, 3, 4)  # of an image
+DEEPEST = 8  # Levels of a batch that are looked at.
+LONG = 64  # Elements of a list from which only its ends are looked at.
+CHANNELS = (1, 3, 4)  # Of an image.
 LISTS = (list, tuple)
 ARRAYS = (Tensor, np.ndarray)
 SCALARS = (str, bytes, int, float, complex, np.generic)
 
-Sizes = frozenset[int]  # what the samples of a batch may be; none where parts of it disagree
+Sizes = frozenset[int]  # Numbers of samples that a batch may have; empty if its parts disagree.
 NONE = Sizes()
 
 
 class SampleSizes:
-    """What the parts of a batch show of its samples.
+    """Finds the numbers of samples that the parts of a batch show.
 
     Args:
-        has_batch_size: of a loader that collates. Its batches have no samples as they are, so a
-            scalar in one is a remark on the batch. Of other loaders,
-            a scalar shows a sample that is no batch.
+        has_batch_size: the loader collates. Then a batch is no single sample, so a scalar in it is
+            a remark on the batch. In a batch of other loaders, a scalar shows that it is a sample.
 
     Attributes:
         seen: all sizes that any part shows.
@@ -38,7 +37,7 @@ class SampleSizes:
         self.seen = set[int]()
 
     def sizes(self, value: Any, depth: int = 0) -> Sizes | None:
-        """The sizes that a batch, or a part of one, may have; None for what shows nothing."""
+        """Return the sizes that a batch, or a part of one, may have; None if it shows nothing."""
         if isinstance(value, ARRAYS):
             return self._one(int(value.shape[0])) if value.ndim else None
         if value is None or depth == DEEPEST or isinstance(value, SCALARS):
@@ -46,9 +45,9 @@ class SampleSizes:
         kind = type(value)
         if kind is list or kind is tuple:
             return self._of_list(value, depth)
-        own = None if kind is dict else _own_size(value)
-        if own is not None:
-            return self._one(own)
+        known_size = None if kind is dict else _known_size(value)
+        if known_size is not None:
+            return self._one(known_size)
         if isinstance(value, LISTS) and not hasattr(value, "_fields"):
             return self._of_list(value, depth)
         parts = _columns(value)
@@ -59,19 +58,20 @@ class SampleSizes:
         return Sizes((size,))
 
     def _of_columns(self, parts: Iterable[Any], depth: int) -> Sizes | None:
-        """Columns have an entry for each sample, all of them."""
+        """Return the sizes that all columns show: each has an entry for each sample."""
         columns = list(parts)
-        found = None
+        common_sizes = None
         for part in columns:
             sizes = self.sizes(part, depth + 1)
             if sizes is not None:
-                found = sizes if found is None else found & sizes
-        if found is not None and not self._has_batch_size and any(map(_is_scalar, columns)):
+                common_sizes = sizes if common_sizes is None else common_sizes & sizes
+        has_scalar = any(map(_is_scalar, columns))
+        if common_sizes is not None and not self._has_batch_size and has_scalar:
             return NONE
-        return found
+        return common_sizes
 
     def _of_list(self, parts: Any, depth: int) -> Sizes | None:
-        """A list is of columns or of samples."""
+        """Return the sizes that a list of columns or of samples shows."""
         count = len(parts)
         if not count:
             return None
@@ -80,24 +80,25 @@ class SampleSizes:
         ends = (parts[0], parts[-1])
         if all(map(_is_scalar, parts if count <= LONG else ends)):
             self.seen.add(count)
-            return Sizes((count,)) if depth else NONE  # else a sample of several numbers, perhaps
-        if all(map(_has_scalars, parts)):  # as an image and its class: a sample each
+            # At the top, these may be the numbers of a single sample.
+            return Sizes((count,)) if depth else NONE
+        if all(map(_has_scalars, parts)):  # Each is a sample, as an image and its class.
             return self._one(count)
         if not _may_be_samples(parts):
             return self._of_columns(parts, depth)
         columns = self._of_columns(parts, depth)
-        if columns == NONE:  # those of samples: which of them, nobody knows
+        if columns == NONE:  # They are parts of samples: any size that was seen is possible.
             columns = Sizes(self.seen)
         return self._one(count) | (columns or NONE)
 
 
 def samples(batch: Any, batch_size: int | None) -> int | None:
-    """The samples of a batch of a stream, or of what a data set gives as a batch;
-    None where it does not show.
+    """Return the samples of a batch of a stream, or of a data set that makes batches itself; None
+    if it does not show them.
 
-    They are the first dimension that all tensors of a batch have, or the length of a list of
-    samples. Where parts disagree, or a list may be of samples and of columns,
-    the loader's batch size decides, if it is among the sizes.
+    The samples are the first dimension that all tensors of a batch have, or the length of a list of
+    samples. If parts disagree, or a list may hold samples or columns, the loader's batch size
+    decides, provided that it is among the sizes.
     """
     shown = SampleSizes(has_batch_size=batch_size is not None)
     sizes = shown.sizes(batch)
@@ -112,10 +113,13 @@ def samples(batch: Any, batch_size: int | None) -> int | None:
 
 
 def samples_collated(batch: Any, batch_size: int | None, count: int | None) -> int | None:
-    """The samples of a batch of which a loader collated so many; None: that is not known.
+    """Return the samples of a batch.
 
-    A loader with `batch_size=1` may hand on what a stream had made a batch of: then a batch that
-    shows another size has no known samples.
+    A loader with `batch_size=1` may hand on batches that a stream has made. Then a batch that shows
+    another size has no known samples.
+
+    Args:
+        count: the rows that the loader collated; None if nobody knows.
     """
     if count is None:
         return samples(batch, batch_size)
@@ -129,7 +133,7 @@ class Collated:
     """Collates as a loader does, and counts the samples that it is given.
 
     Attributes:
-        count: of the last batch.
+        count: the samples of the last batch.
     """
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
@@ -142,11 +146,10 @@ class Collated:
 
 
 def counted_by(batches: Any) -> Collated | None:
-    """Have the iterator of a loader count the samples of a stream,
-    which it collates in this process.
+    """Have the iterator of a loader count the samples of a stream if it collates in this process.
 
-    None for others: workers collate in their own processes,
-    and a batch of a data set is not collated.
+    Return None for others: workers collate in their processes, and a batch that a data set makes
+    is not collated.
     """
     fetcher = getattr(batches, "_dataset_fetcher", None)
     if type(fetcher) is not _IterableDatasetFetcher or not fetcher.auto_collation:
@@ -156,8 +159,8 @@ def counted_by(batches: Any) -> Collated | None:
     return fetcher.collate_fn
 
 
-def _own_size(value: Any) -> int | None:
-    """The samples of a batch that knows them: of graphs, of sequences, or of a TensorDict."""
+def _known_size(value: Any) -> int | None:
+    """Return the samples of a batch that knows them: of graphs, sequences or a TensorDict."""
     if isinstance(value, PackedSequence):
         return int(value.batch_sizes[0])
     if isinstance(value, (*LISTS, dict)):
@@ -172,8 +175,8 @@ def _own_size(value: Any) -> int | None:
 
 
 def _columns(value: Any) -> Iterable[Any] | None:
-    """The columns of a mapping, a named tuple or an object with attributes;
-    None for what has no parts.
+    """Return the columns of a mapping, a named tuple or an object with attributes; None for
+    anything without parts.
     """
     if isinstance(value, Mapping):
         return value.values()
@@ -193,7 +196,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _has_scalars(value: Any) -> bool:
-    """True for a structure with a number or a text of its own."""
+    """Return True for a structure that holds a number or a text directly."""
     if isinstance(value, LISTS):
         return (
             0 < len(value) <= LONG
@@ -204,11 +207,10 @@ def _has_scalars(value: Any) -> bool:
 
 
 def _may_be_samples(parts: Any) -> bool:
-    """True where the elements of a list are of one kind,
-    so that they may be samples as well as columns.
+    """Return True if a list may hold samples as well as columns: its elements are of one kind.
 
-    Two tensors are columns: inputs and targets of a language model are of one kind. So are tokens
-    of two dimensions. A picture of a few channels may be a sample.
+    Two tensors are columns: inputs and targets of a language model are of one kind. Tokens of two
+    dimensions are columns, too. A picture of a few channels may be a sample.
     """
     first = parts[0]
     if not isinstance(first, ARRAYS):
@@ -224,7 +226,7 @@ def _may_be_samples(parts: Any) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """Equal for structures that are made alike."""
+    """Return a value that is equal for structures of the same form."""
     if isinstance(value, Mapping):
         return type(value), tuple(value)
     if isinstance(value, LISTS):

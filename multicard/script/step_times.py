@@ -1,4 +1,4 @@
-"""The seconds of each step, from laps of the device's work that are labelled as the script goes."""
+"""Computes the seconds of each step from laps of the device's work, which have labels."""
 
 from enum import IntEnum
 
@@ -6,38 +6,38 @@ import numpy as np
 
 
 class Lap(IntEnum):
-    """What the time since the lap before was for.
+    """What the time since the last lap was for.
 
-    Time that seems to belong to no step is kept apart until a later lap shows what it was: a step
-    that ends, or a new pass over the training's data.
+    Time that seems to belong to no step is held back until a later lap shows what it was: the end
+    of a step, or a new pass over the training's data.
     """
 
     work = 0
-    data = 1  # a wait for a batch of the training
-    step = 2  # work that ends a step
-    resumed = 3  # work that ends a step on new data: the supposed evaluation was part of the step
-    part = 4  # work that ends a step of an optimiser that does not count, or not yet
-    evaluate = 5  # seems to be an evaluation
-    evaluate_wait = 6  # waits for a batch of what seems to be an evaluation
-    evaluated = 7  # it was an evaluation, which has ended
-    between = 8  # after a pass over the training's data: seems to belong to no step
-    pass_begins = 9  # the next pass begins: the time since the last one belonged to no step
-    eval_mode = 10  # a module is in evaluation mode: seems to be an evaluation
-    train_mode = 11  # back in training mode: it was an evaluation
-    left_mode = 12  # nothing was evaluated in evaluation mode: the time belongs to the step
-    apart = 13  # between steps that are marked
-    pause = 14  # of a race
+    data = 1  # A wait for a batch of the training.
+    step = 2  # Work that ends a step.
+    resumed = 3  # Work that ends a step on new data: the supposed evaluation belongs to the step.
+    part = 4  # Work that ends a step of an optimizer that does not count, or not yet.
+    evaluate = 5  # Seems to be an evaluation.
+    evaluate_wait = 6  # Waits for a batch of a supposed evaluation.
+    evaluated = 7  # The end of a certain evaluation.
+    between = 8  # Time after a pass over the training's data, which seems to belong to no step.
+    pass_begins = 9  # The next pass begins: the time since the last pass belongs to no step.
+    eval_mode = 10  # A module is in evaluation mode: seems to be an evaluation.
+    train_mode = 11  # The module is back in training mode: it was an evaluation.
+    left_mode = 12  # Nothing was evaluated in evaluation mode: the time belongs to the step.
+    apart = 13  # Time between marked steps.
+    pause = 14  # A pause of a race.
 
 
 class StepTimes:
     """Adds laps up to steps.
 
     Attributes:
-        total_s: all laps up to the last step, without pauses.
-        span_s: the same with pauses.
+        total_s: all laps up to the end of the last step, without pauses.
+        span_s: all laps up to the end of the last step, with pauses.
         evaluate_s: evaluations that draw batches.
         between_s: time between passes over the data.
-        ended: number of optimiser steps, counted or not, whose laps are known.
+        ended: number of optimizer steps, counted or not, whose laps are known.
     """
 
     def __init__(self) -> None:
@@ -47,11 +47,11 @@ class StepTimes:
         self.between_s = 0.0
         self._lapsed_s = 0.0
         self._paused_s = 0.0
-        # of the step that is under way
+        # The step that is under way.
         self._step_s = 0.0
         self._data_s = 0.0
         self._in_mode_s = 0.0
-        # undecided so far: supposed evaluations, gaps between passes, evaluation mode
+        # Undecided so far: supposed evaluations, gaps between passes, and evaluation mode.
         self._evaluation_s = 0.0
         self._evaluation_wait_s = 0.0
         self._gap_s = 0.0
@@ -84,7 +84,7 @@ class StepTimes:
         self._settle(label)
 
     def _settle(self, label: int) -> None:
-        """Give the undecided time to a step or to none, now that this lap shows what it was."""
+        """Credit the undecided time to a step or to none, now that this lap shows what it was."""
         if label == Lap.resumed:
             self._step_s += self._evaluation_s
             self._data_s += self._evaluation_wait_s
@@ -114,20 +114,20 @@ class StepTimes:
             self.span_s = self._lapsed_s
 
     def close(self) -> None:
-        """The run has ended: what seemed to be an evaluation was one."""
+        """End the run: what seemed to be an evaluation was one."""
         self.evaluate_s += self._evaluation_s
         self._evaluation_s = 0.0
 
     def of_steps(self, counted: list[bool]) -> np.ndarray:
-        """The steps that count.
+        """Return the seconds of the steps that count.
 
         Args:
-            counted: for each optimiser step, in order, whether it counts. The time of a step that
+            counted: for each optimizer step, in order, whether it counts. The time of a step that
                 does not count belongs to the next one that does.
 
         Returns:
-            (steps, 3), seconds: the step without its time in evaluation mode, its waits for data,
-            and its time in evaluation mode.
+            An array (steps, 3) in seconds: the step without its time in evaluation mode, its waits
+            for data, and its time in evaluation mode.
         """
         known = counted[: len(self._parts)]
         if not any(known):

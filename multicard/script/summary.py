@@ -1,4 +1,4 @@
-"""The summary of a run of a script, from the files of its ranks."""
+"""Fills in the summary of a run of a script, from the files of its ranks."""
 
 import shlex
 from collections.abc import Sequence
@@ -20,23 +20,24 @@ from multicard.records.trained_weights import Relation, apart_by, compared
 from multicard.run.workload import settings
 from multicard.script.seen import accumulated
 
-# Of a rank that is sent its batches, and of the one that draws those of all
+# Facts about a rank that is sent its batches, or about the rank that draws those of all.
 OF_DRAWS = ("script.no-loader", "script.samples-unknown", "script.accumulated")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
-    """The settings that tell runs of a sweep apart: the
-    script's arguments are called as they are typed.
+    """Return the settings by which runs of a sweep differ.
+
+    The script's arguments have the names by which they are typed.
     """
     args = {
         key: value for key, value in (getattr(config, "args", None) or {}).items() if key != STYLE
     }
-    own = {
+    named_args = {
         f"args.{key}": value if not isinstance(value, list) else str(value)
         for key, value in flat(args).items()
     }
     words = {"words": shlex.join(getattr(config, "words", None) or [])}
-    return settings(config, AXES) | words | own | {"device": device}
+    return settings(config, AXES) | words | named_args | {"device": device}
 
 
 def summarise(
@@ -49,9 +50,9 @@ def summarise(
     """Fill in the figures of a run, whole or cut short.
 
     Args:
-        record: with its `gpu`.
-        ranks: their reports, by rank.
-        steps: the steps of all ranks (an Arrow table), or None where there are none.
+        record: has its `gpu`.
+        ranks: the reports of the ranks, by rank.
+        steps: the steps of all ranks (an Arrow table), or None if there are none.
     """
     ended, table = of_ended_epochs(steps, ranks)
     codes = _seen(ranks)
@@ -68,12 +69,12 @@ def summarise(
         message = accumulated(batches, batches)
         codes[str(message)] = message.code
     if ended:
-        own = [rank.epochs[0] for rank in ranks]
-        record.total_s = max(epoch.ended_s for epoch in own)
+        epochs = [rank.epochs[0] for rank in ranks]
+        record.total_s = max(epoch.ended_s for epoch in epochs)
         evaluated = [rank.evaluate_s for rank in ranks if rank.evaluate_s is not None]
         record.evaluate_s = max(evaluated) if len(evaluated) == len(ranks) else None
-        train_s = max(epoch.train_s for epoch in own)
-        done = max(epoch.steps for epoch in own)
+        train_s = max(epoch.train_s for epoch in epochs)
+        done = max(epoch.steps for epoch in epochs)
         is_known = not any(rank.samples_unknown for rank in ranks) and part is None
         samples = int(table["samples"].sum()) or None if is_known else None
         record.epochs = [Epoch(0, done, train_s, record.total_s, samples=samples)]
@@ -92,8 +93,9 @@ def summarise(
 
 
 def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
-    """The codes of what ranks saw, by sentence. Most see the same; of others one rank's is there,
-    which says so.
+    """Return the codes of what ranks saw, by sentence.
+
+    Most ranks see the same. If they do not, the sentence of one rank stands for all, and says so.
     """
     found: dict[str, str] = {}
     by_code: dict[str, str] = {}
@@ -121,7 +123,7 @@ def _seen(ranks: Sequence[ScriptReport]) -> dict[str, str]:
 
 
 def _relate(record: ScriptRecord, placement: Placement, ranks: Sequence[ScriptReport]) -> None:
-    """Fill in whether the ranks trained one model together, once all of them have ended."""
+    """Fill in whether the ranks trained one model together, if all of them have ended."""
     if placement.world_size == 1 or not ranks:
         return
     missing = [None] * (placement.world_size - len(ranks))
@@ -136,7 +138,7 @@ def _relate(record: ScriptRecord, placement: Placement, ranks: Sequence[ScriptRe
 def _rate(
     record: ScriptRecord, ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]
 ) -> None:
-    """Fill in the times of steps, and rates over those that statistics have."""
+    """Fill in the times of steps, and the rates over the steps that statistics count."""
     counted = Counted(record, table)
     record.step_s = counted.statistics()
     if not table:
@@ -166,8 +168,9 @@ def _rate(
 
 
 def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
-    """True where a rank draws batches and sends others theirs,
-    as Accelerate's dispatcher of streams does.
+    """Return True if a rank draws batches and sends others theirs.
+
+    Accelerate's dispatcher of streams does so.
     """
     return any(rank.loads for rank in ranks) and any(
         not rank.loads and rank.grouped for rank in ranks
@@ -175,8 +178,10 @@ def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
 
 
 def _trained_part(ranks: Sequence[ScriptReport]) -> Message | None:
-    """That ranks trained on a part of the samples that they drew, so that nobody knows on how many;
-    None where a rank draws those of others.
+    """Return a message if ranks trained on a part of the samples that they drew: nobody knows on
+    how many.
+
+    None if a rank draws the batches of others.
     """
     parts = [rank.trained_part for rank in ranks if rank.trained_part is not None]
     if not parts or _one_draws_for_all(ranks):
@@ -185,17 +190,17 @@ def _trained_part(ranks: Sequence[ScriptReport]) -> Message | None:
     return Message(
         "script.trained-part",
         f"a step drew {drawn} samples and gave the model {given}: how many are trained on is not"
-        " known; the script can give it by multicard.step(samples=...)",
+        " known; the script can give the number by multicard.step(samples=...)",
         drawn=drawn,
         given=given,
     )
 
 
 def _batches_per_step(ranks: Sequence[ScriptReport], table: dict[str, np.ndarray]) -> float:
-    """The median of batches that a rank trains on in a step.
+    """Return the median of batches that a rank trains on in a step.
 
-    A rank that draws for all of them may draw a batch for each, or one that is divided.
-    Calls of backward tell which.
+    A rank that draws for all of them may draw a batch for each, or a single one to divide. Calls of
+    backward show which.
     """
     if not _one_draws_for_all(ranks):
         known = table["batches"][table["batches"] > 0]
@@ -208,14 +213,14 @@ def _batches_per_step(ranks: Sequence[ScriptReport], table: dict[str, np.ndarray
 
 
 def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | None:
-    """Why no step counts; None where some do, or none was taken."""
+    """Return a message if no step counts; None if some do, or if there are no steps."""
     if not table or record.step_s is None or record.step_s.count:
         return None
     steps = record.epochs[0].steps if record.epochs else 0
     left_out = len(record.left_out)
     return Message(
         "script.no-step-counts",
-        f"no step counts of {steps}: the first are the warm-up, and {left_out} are left out; "
+        f"none of {steps} steps counts: the first are the warm-up, and {left_out} are left out; "
         "train for longer, or use `warmup_steps=1`",
         key="warmup_steps",
         steps=steps,
@@ -224,7 +229,7 @@ def _no_rate(record: ScriptRecord, table: dict[str, np.ndarray]) -> Message | No
 
 
 def _judge(record: ScriptRecord, table: dict[str, np.ndarray]) -> None:
-    """Fill in the loss, the mean over the ranks that told one, and judge whether it is finite."""
+    """Fill in the loss, the mean over the ranks that reported one, and whether it is finite."""
     known = {name: column[table["loss_told"] > 0] for name, column in table.items()}
     if not len(known["loss"]):
         return

@@ -1,7 +1,7 @@
-"""What a rank of a script trained: digests of the parameters that its counted optimiser steps.
+"""Digests of the parameters that a rank of a script trains.
 
-Each rank makes them after what is timed and without any exchange; `records.trained_weights`
-compares those of all ranks.
+Each rank makes its digests after the timed steps and without any exchange.
+`records.trained_weights` compares those of all ranks.
 """
 
 import gc
@@ -17,9 +17,10 @@ import torch
 
 from multicard.records.trained_weights import Weights
 
-# elements of a tensor that are compared, evenly spaced: training changes all, or rows of a table
+# So many elements of a tensor are compared, evenly spaced: training changes all of them, or rows of
+# a table.
 SAMPLED = 1 << 14
-# Libraries whose ranks hold stages or parts of a model, though their tensors may have equal shapes
+# Ranks of these libraries hold stages or parts of a model, even if their tensors have equal shapes.
 DIVIDING = (
     "torch.distributed.pipelining",
     "deepspeed.runtime.pipe",
@@ -27,8 +28,8 @@ DIVIDING = (
     "colossalai",
 )
 
-# Modules and their classes whose objects average the ranks' models every few steps (local SGD), so
-# that between two averages the ranks differ
+# Classes, by module, that average the ranks' models every few steps (local SGD). The ranks differ
+# between two averages.
 AVERAGING = {
     "torch.distributed.algorithms.model_averaging.averagers": "ModelAverager",
     "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook": "PostLocalSGDState",
@@ -37,13 +38,13 @@ AVERAGING = {
 
 
 class TrainedParameters:
-    """The parameters of the optimiser whose steps count.
+    """The parameters of the optimizer whose steps count.
 
-    They are held as long as the optimiser lives. When the script lets go of it, the digests are
-    made at once, and the
-    parameters are free: the script's memory stays its own.
+    They are held as long as the optimizer lives. When the script drops it, the digests are made at
+    once and the parameters are released, so that the script needs no more memory than without us.
 
-    made: the digests, once the optimiser is gone; None before, and where they could not be made.
+    Attributes:
+        made: the digests, once the optimizer is gone; None before, and if they could not be made.
     """
 
     def __init__(self) -> None:
@@ -54,95 +55,101 @@ class TrainedParameters:
         self._process = os.getpid()
         self._averages = False
 
-    def counts(self, optimizer: Any) -> None:
-        """The steps of this optimiser count from now on."""
+    def hold(self, optimizer: Any) -> None:
+        """Hold the parameters of this optimizer: its steps count from now on."""
         self.made = None
         self._parameters = []
-        self._optimizer = weakref.ref(optimizer, self._let_go)
-        with suppress(Exception):  # wrappers have groups of their own kinds
-            self._parameters = trained(optimizer)
+        self._optimizer = weakref.ref(optimizer, self._optimizer_gone)
+        with suppress(Exception):  # Wrappers have parameter groups of other kinds.
+            self._parameters = trained_parameters(optimizer)
         self._averages = averages_models()
-        self.stepped()
+        self.note_step()
 
-    def stepped(self) -> None:
-        """A step of it has ended."""
+    def note_step(self) -> None:
+        """Note that a step of the optimizer has ended."""
         self._versions = _versions(self._parameters)
 
     def digests(self) -> Weights | None:
-        """What the parameters hold now; None where nobody knows. Waits for their device."""
+        """Return digests of the parameters as they are now; None if nobody knows.
+
+        Waits for their device.
+        """
         optimizer = self._optimizer()
         if optimizer is None or not self._parameters:
             return self.made
-        found = None
-        # a broken device, or tensors of a kind that has no values: it is not known
+        weights = None
+        # A broken device, or tensors of a kind without values: nobody knows the digests.
         with suppress(Exception):
-            found = of(trained(optimizer) or self._parameters)
-            found.changed = _versions(self._parameters) != self._versions
-            found.averaged = self._averages or averages_models()
-        return found
+            weights = digests_of(trained_parameters(optimizer) or self._parameters)
+            weights.changed = _versions(self._parameters) != self._versions
+            weights.averaged = self._averages or averages_models()
+        return weights
 
     def release(self) -> None:
         """Hold nothing any more."""
         self._optimizer = lambda: None
         self._parameters = []
 
-    def _let_go(self, optimizer: Any) -> None:
+    def _optimizer_gone(self, optimizer: Any) -> None:
         if optimizer is not self._optimizer or os.getpid() != self._process:
-            return  # another counts by now, or this is a process that the script forked
+            return  # Another optimizer counts by now, or the script forked this process.
         with suppress(Exception):
             if self._parameters:
-                self.made = of(self._parameters)
+                self.made = digests_of(self._parameters)
                 self.made.changed = _versions(self._parameters) != self._versions
                 self.made.averaged = self._averages
         self.release()
 
 
 def _versions(parameters: Sequence[torch.Tensor]) -> list[int]:
-    """How often the first and the last parameter were written to. Cheap enough for each step."""
+    """Return how often the first and the last parameter were written to.
+
+    That is cheap enough for each step.
+    """
     with suppress(Exception):
         return [parameters[place]._version for place in (0, -1)] if parameters else []
     return []
 
 
 def averages_models() -> bool:
-    """True where an object lives that averages the ranks' models now and then."""
-    found = [
+    """Return True if an object exists that averages the ranks' models now and then."""
+    averaging_classes = [
         getattr(sys.modules[name], kind, None)
         for name, kind in AVERAGING.items()
         if name in sys.modules
     ]
-    kinds = tuple(kind for kind in found if isinstance(kind, type))
+    kinds = tuple(kind for kind in averaging_classes if isinstance(kind, type))
     return bool(kinds) and any(issubclass(type(each), kinds) for each in gc.get_objects())
 
 
-def trained(optimizer: Any) -> list[torch.Tensor]:
-    """The parameters that an optimiser steps, in its order."""
-    found = []
+def trained_parameters(optimizer: Any) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer steps, in its order."""
+    parameters = []
     for group in optimizer.param_groups:
-        found.extend(tensor for tensor in group["params"] if tensor.requires_grad)
-    return found
+        parameters.extend(tensor for tensor in group["params"] if tensor.requires_grad)
+    return parameters
 
 
-def of(parameters: Iterable[torch.Tensor]) -> Weights:
-    """The digests of some parameters. Waits for their device; runs after what is timed."""
-    found = Weights(divided=any(name in sys.modules for name in DIVIDING))
+def digests_of(parameters: Iterable[torch.Tensor]) -> Weights:
+    """Return the digests of some parameters. Waits for their device: call it after timed steps."""
+    weights = Weights(divided=any(name in sys.modules for name in DIVIDING))
     shapes = blake2b(digest_size=8)
     with torch.no_grad():
         for tensor in parameters:
             shapes.update(f"{tuple(tensor.shape)} {tensor.dtype}\n".encode())
             if _is_part(tensor):
-                found.divided = True
+                weights.divided = True
                 continue
             digest = _digest(tensor)
             if digest is not None:
-                found.digests.append(digest)
-    found.shapes = shapes.hexdigest()
-    return found
+                weights.digests.append(digest)
+    weights.shapes = shapes.hexdigest()
+    return weights
 
 
 def _is_part(tensor: torch.Tensor) -> bool:
-    """True for what is one rank's part of a larger tensor: of FSDP, tensor parallelism,
-    or DeepSpeed's stage 3.
+    """Return True for one rank's part of a larger tensor: of FSDP, tensor parallelism or
+    DeepSpeed's stage 3.
     """
     kinds = {kind.__name__ for kind in type(tensor).__mro__}
     return (
@@ -153,8 +160,8 @@ def _is_part(tensor: torch.Tensor) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> str | None:
-    """Of a sample of the elements; None for a tensor without values,
-    or whose values are all alike.
+    """Return the digest of a sample of the elements; None if the tensor has no values, or if all of
+    them are equal.
     """
     if tensor.is_meta or not tensor.numel():
         return None

@@ -1,4 +1,4 @@
-"""The words and environment variables by which a script gets its arguments. No shell reads them."""
+"""Passes arguments to a script by words and environment variables. No shell reads them."""
 
 import re
 import sys
@@ -19,12 +19,12 @@ from multicard.config.roles import Role
 from multicard.config.script import STYLE, ScriptConfig, Style
 from multicard.messages import Refusal
 
-PLAIN = re.compile(r"[\w./:@%+-]+")  # values that Hydra reads without quotes
-# negative ones, which argparse does not take for an option
+PLAIN = re.compile(r"[\w./:@%+-]+")  # Values that Hydra reads without quotes.
+# Negative numbers, which argparse does not take for an option.
 NUMBER = re.compile(r"-\d*\.?\d+(e[+-]?\d+)?")
-RESERVED = ("null", "true", "false")  # texts that Hydra would read as something else
-TIME = "%Y-%m-%d_%H-%M-%S"  # as conf/common.yaml names runs
-# Variables by which ranks find one another
+RESERVED = ("null", "true", "false")  # Texts that Hydra would read as other values.
+TIME = "%Y-%m-%d_%H-%M-%S"  # conf/common.yaml names runs so.
+# Variables by which ranks find one another.
 LAUNCH = (
     "RANK",
     "LOCAL_RANK",
@@ -37,13 +37,17 @@ LAUNCH = (
 
 
 def module(config: ScriptConfig) -> str:
-    """The module of `script=-m NAME`; empty where the script is a file."""
+    """Return the module of `script=-m NAME`; "" if the script is a file."""
     return config.script[3:].strip() if config.script.startswith("-m ") else ""
 
 
 def file(config: ScriptConfig) -> Path:
-    """The file that starts. A module is looked for as `python -m` does, but nothing is imported for
-    it; a ValueError says that there is none.
+    """Return the file that starts.
+
+    A module is looked for as `python -m` does, but nothing is imported for it.
+
+    Raises:
+        ValueError: there is no such module.
     """
     if not (name := module(config)):
         return Path(config.script)
@@ -57,7 +61,8 @@ def file(config: ScriptConfig) -> Path:
     if spec is None or not spec.has_location:
         raise Refusal(
             "script.no-module",
-            f"script={config.script}: there is no such module to start, seen from {Path.cwd()}; "
+            f"script={config.script}: there is no such module to start in {Path.cwd()} or on "
+            "Python's path; "
             "a package needs __main__.py",
             key="script",
             value=config.script,
@@ -66,31 +71,37 @@ def file(config: ScriptConfig) -> Path:
 
 
 def words(config: ScriptConfig) -> list[str]:
-    """The words of the script's command line, after its name: a subcommand takes only the options
-    behind it, and one with a list of values would take words behind it.
-    What follows a word `--` is no option, and comes last.
+    """Return the words of the script's command line, after its name.
+
+    `args` follow `words`: a subcommand takes only the options behind it, and an option with a list
+    of values would take words behind it. A word `--` and what follows it are no options, and come
+    last.
     """
     style, args = _style_and_args(config)
-    own = list[str]()
+    arguments = list[str]()
     for name, value in args.items():
         if style is Style.argparse:
-            own += _options(f"--{name}", value)
+            arguments += _options(f"--{name}", value)
         elif style is Style.equals and value is not None:
-            own.append(f"--{name}={_literal(value)}")
+            arguments.append(f"--{name}={_literal(value)}")
         elif style is Style.hydra:
-            own.append(f"{name}={_grammar(value)}")
+            arguments.append(f"{name}={_grammar(value)}")
     last = config.words.index("--") if "--" in config.words else len(config.words)
-    return [*config.words[:last], *own, *config.words[last:]]
+    return [*config.words[:last], *arguments, *config.words[last:]]
 
 
 def variables(config: ScriptConfig) -> dict[str, str]:
-    """The environment variables of `args.style=env`: true is 1, false and null are left out, a list
-    is divided by spaces. A name that the launch of ranks sets is refused (ValueError).
+    """Return the environment variables of `args.style=env`.
+
+    True is 1, false and null are left out, and a list is joined by spaces.
+
+    Raises:
+        ValueError: the launch of ranks sets a variable of that name.
     """
     style, args = _style_and_args(config)
     if style is not Style.env:
         return {}
-    found = {}
+    variables_to_set = {}
     for key, value in args.items():
         name = re.sub(r"\W", "_", key).upper()
         if name in LAUNCH:
@@ -101,39 +112,35 @@ def variables(config: ScriptConfig) -> dict[str, str]:
                 variable=name,
             )
         if value is not None and value is not False:
-            found[name] = (
-                "1"
-                if value is True
-                else " ".join(map(_text, value if isinstance(value, list) else [value]))
-            )
-    return found
+            texts = map(_text, value if isinstance(value, list) else [value])
+            variables_to_set[name] = "1" if value is True else " ".join(texts)
+    return variables_to_set
 
 
 def overrides(config: ScriptConfig) -> list[str]:
-    """The words of a command of multicard that runs this configuration once: the script, and each
-    key that has another value than its default. Keys that mean nothing for a single run,
-    and a name that is a time, are left out.
+    """Return the words of a multicard command that runs this configuration once.
+
+    These are the script, and each key whose value is not its default. Keys that mean nothing for a
+    single run, and a name that is a time, are left out.
     """
     values = flat(asdict(config))
-    usual = flat({each.name: _default(each, config) for each in fields(config)})
-    own = [f"script={_grammar(config.script)}"]
-    if config.profile.name != ProfileName.none:  # an option, and then its keys
-        own.append(f"profile={config.profile.name}")
+    defaults = flat({field.name: _default(field, config) for field in fields(config)})
+    overriding = [f"script={_grammar(config.script)}"]
+    if config.profile.name != ProfileName.none:  # The option comes first, and then its keys.
+        overriding.append(f"profile={config.profile.name}")
     for key, value in values.items():
-        # no roles: keys that were written above
+        # no roles: these keys were written above.
         is_named = key in ("script", "profile.name") or (key == "name" and _is_time(config.name))
         group = key.partition(".")[0]
         if is_named or Role.sweeps in schema.of(key) or Role.sweeps in schema.of(group):
             continue
-        if key not in usual or value != usual[key] or key == "name":
-            own.append(f"{key}={_grammar(value)}")
-    return own
+        if key not in defaults or value != defaults[key] or key == "name":
+            overriding.append(f"{key}={_grammar(value)}")
+    return overriding
 
 
 def _default(field: Field[Any], config: ScriptConfig) -> Any:
-    """The default of a key, or those of a group as the option that was chosen has them,
-    as `asdict` gives them.
-    """
+    """Return the default of a key, or of the chosen option of a group, as `asdict` gives it."""
     value = getattr(config, field.name)
     if is_dataclass(value):
         return {each.name: _default(each, cast(Any, value)) for each in fields(value)}
@@ -141,7 +148,7 @@ def _default(field: Field[Any], config: ScriptConfig) -> Any:
 
 
 def _is_time(name: str) -> bool:
-    """True for the name that a command without one has."""
+    """Return True for the name of a command to which the user gave none."""
     try:
         datetime.strptime(name, TIME)
     except ValueError:
@@ -177,8 +184,9 @@ def _text(value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value as Python writes it, which scripts that take
-    `--key=value` alone read by `literal_eval`.
+    """Return a value as Python writes it.
+
+    Scripts that take only `--key=value` read it by `literal_eval`.
     """
     if isinstance(value, list):
         return f"[{','.join(map(_literal, value))}]"
@@ -186,7 +194,7 @@ def _literal(value: Any) -> str:
 
 
 def _grammar(value: Any) -> str:
-    """A value as Hydra reads it."""
+    """Return a value as Hydra reads it."""
     if isinstance(value, list):
         return f"[{','.join(map(_grammar, value))}]"
     if isinstance(value, str) and (value.lower() in RESERVED or not PLAIN.fullmatch(value)):

@@ -1,4 +1,4 @@
-"""The workload of `measure_script.py`. Does not import torch."""
+"""Describes the workload of `measure_script.py`. Does not import torch."""
 
 import ast
 import shlex
@@ -15,7 +15,7 @@ from multicard.script import summary, words
 
 
 def check(config: ScriptConfig) -> None:
-    """Refuse (ValueError) a script that cannot be started."""
+    """Refuse a script that cannot be started, by a ValueError."""
     path = words.file(config)
     named = f"script={config.script}"
     if not path.exists():
@@ -60,7 +60,7 @@ def check(config: ScriptConfig) -> None:
 
 
 def absent(config: ScriptConfig) -> Refusal:
-    """The refusal of a script that is not there."""
+    """Return the refusal of a script that does not exist."""
     return Refusal(
         "script.absent",
         f"script={config.script}: there is no such file; "
@@ -71,8 +71,9 @@ def absent(config: ScriptConfig) -> Refusal:
 
 
 def code(config: ScriptConfig) -> Parts:
-    """The script, and the Python files of its folder, or of a module's outermost package,
-    and of the packages in it.
+    """Return the script, and the Python files of its folder and of packages in it.
+
+    For a module, the folder is that of its outermost package.
     """
     path = words.file(config)
     if not path.is_file():
@@ -90,7 +91,7 @@ def code(config: ScriptConfig) -> Parts:
 
 
 def describe(config: ScriptConfig) -> list[str]:
-    """What will run, in parts of a line."""
+    """Describe the run, in parts of a line."""
     steps = [] if config.steps is None else [count(config.steps, "step")]
     name = words.module(config)
     return [
@@ -112,13 +113,13 @@ WORKLOAD = Workload(
     fits=lambda config, placement: None,
     check=check,
     data=code,
-    # scripts change folders
+    # Scripts may change their working folder.
     arguments=lambda config, placement, folder: (config, folder.absolute()),
     axes=summary.axes,
     describe=describe,
     record=ScriptRecord,
     summarise=summary.summarise,
-    advise=lambda config, placement, bound: "",  # diagnose=true is refused
+    advise=lambda config, placement, bound: "",  # diagnose=true is refused.
     unit="samples",
     joins=False,
     free=("args",),

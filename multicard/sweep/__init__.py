@@ -1,1 +1,1 @@
-"""Many runs: the cells of a sweep, on this machine or through SLURM."""
+"""Measure many runs: the cells of a sweep, on this machine or through SLURM."""

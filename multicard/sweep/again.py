@@ -1,12 +1,12 @@
-"""Repetitions that were disturbed are measured once more.
+"""Measure disturbed repetitions once more.
 
-Whoever asks for `repeat=3` wants three runs of each setting that say how fast it is. A run beside
-which others used the machine, or in which a process stood still, does not. It is measured again,
-at most `repeat_disturbed` times.
+With `repeat=3`, each setting should have three runs that show how fast it is. A run does not show
+that if other programs used the machine meanwhile, or if a process stood still. It is measured
+again, at most `repeat_disturbed` times.
 
-The new run is a further repetition of its setting: with `repeat=3` the fourth. So it has a folder
-and a record as any other, a later `repeat=5` takes it, and which runs are owed follows from the
-records alone: the same command goes on.
+The new run is a further repetition of its setting: with `repeat=3`, it is the fourth. It has a
+folder and a record as any other run, and a later `repeat=5` reuses it. Which runs are owed follows
+from the records alone, so the same command resumes.
 """
 
 from collections import Counter
@@ -22,15 +22,16 @@ from multicard.records import limits
 from multicard.records.limits import Forbids
 from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import REPETITION, Cell
-from multicard.sweep.order import Turn, in_turn
+from multicard.sweep.order import Turn, shuffled_turns
 
 
 @dataclass
 class RunsOfSetting:
-    """The runs of one setting: cells that differ in their repetition alone.
+    """The runs of one setting: cells that differ only in their repetition.
 
-    owed: those that were disturbed, and have not been measured once more.
-    last: the number of the last repetition.
+    Attributes:
+        last: the number of the last repetition.
+        owed: disturbed runs that have not been measured once more.
     """
 
     last: int
@@ -38,8 +39,9 @@ class RunsOfSetting:
     owed: list[Cell] = field(default_factory=list)
 
     def disturbing(self, cell: Cell) -> list[Limit]:
-        """What disturbed a run of the setting. What its own settings cause is none,
-        as every run has that.
+        """Return the limits that disturbed a run of the setting.
+
+        A limit that every run has comes from the setting itself, so it does not count.
         """
         others = [
             {limit.code for limit in _limits(other)} for other in self.runs if other is not cell
@@ -47,7 +49,7 @@ class RunsOfSetting:
         return [
             limit
             for limit in _limits(cell)
-            if limits.passes(limit.code) or any(limit.code not in codes for codes in others)
+            if limits.is_external(limit.code) or any(limit.code not in codes for codes in others)
         ]
 
 
@@ -55,7 +57,7 @@ class Again:
     """The rounds in which disturbed runs of a sweep with `repeat=N` are measured once more.
 
     Args:
-        config: of the sweep.
+        config: the configuration of the sweep.
     """
 
     def __init__(self, config: Any) -> None:
@@ -67,7 +69,7 @@ class Again:
         self.rounds = self.taken = self.measured = 0
 
     def take(self, cells: Iterable[Cell]) -> None:
-        """Take the cells of a round; those without a record are left out."""
+        """Add the cells of a round. Cells without a record are left out."""
         new: list[tuple[RunsOfSetting, Cell]] = []
         for cell in sorted(cells, key=lambda cell: cell.number):
             self.taken = max(self.taken, cell.number)
@@ -84,26 +86,28 @@ class Again:
                 setting.owed.append(cell)
 
     def next_round(self) -> list[Turn]:
-        """The runs that are measured next, in their order; none at the end."""
+        """Return the runs that are measured next, in their order; none at the end."""
         if self.rounds >= self.most:
             return []
         words: list[tuple[int, list[str]]] = []
         for setting in self.settings.values():
             for cell in setting.owed:
                 setting.last += 1
-                own = [word for word in cell.overrides if not word.startswith(REPETITION)]
-                words.append((setting.last, [*own, f"{REPETITION}{setting.last}"]))
+                cell_words = [word for word in cell.overrides if not word.startswith(REPETITION)]
+                words.append((setting.last, [*cell_words, f"{REPETITION}{setting.last}"]))
         self._say_owed()
         for setting in self.settings.values():
             setting.owed = []
         self.rounds += 1
-        words.sort(key=lambda each: each[0])
-        turns = [Turn(number, own) for number, (_, own) in enumerate(words, self.taken + 1)]
-        return in_turn(turns, self.config.order)
+        words.sort(key=lambda entry: entry[0])
+        turns = [
+            Turn(number, cell_words) for number, (_, cell_words) in enumerate(words, self.taken + 1)
+        ]
+        return shuffled_turns(turns, self.config.order)
 
     def say_left(self) -> None:
-        """Say which runs are disturbed however often they were measured."""
-        owed = self._owed()
+        """Print which runs are disturbed however often they were measured."""
+        owed = self._owed_runs()
         if not owed or not self.most:
             return
         names = [cell.folder.name for _, cell in owed]
@@ -119,32 +123,32 @@ class Again:
         say(message)
 
     def _say_owed(self) -> None:
-        owed = self._owed()
+        owed = self._owed_runs()
         if not owed:
             return
-        by = Counter(setting.disturbing(cell)[0].code for setting, cell in owed)
-        causes = ", ".join(f"{code} {number}" for code, number in by.items())
+        runs_by_cause = Counter(setting.disturbing(cell)[0].code for setting, cell in owed)
+        causes = ", ".join(f"{code} {number}" for code, number in runs_by_cause.items())
         were = "was" if len(owed) == 1 else "were"
         message = Message(
             "repeat.again",
             f"repeat={self.repeats}: {len(owed)} of {count(self.measured, 'run')} {were} disturbed"
-            f" ({causes}) and will be measured once more; means leave them out where the setting"
-            " has other runs",
+            f" ({causes}) and will be measured once more; means leave them out if the setting has"
+            " other runs",
             key="repeat",
             runs=len(owed),
             of=self.measured,
-            by=dict(by),
+            by=dict(runs_by_cause),
         )
         say(message)
 
-    def _owed(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
-        owed = []
+    def _owed_runs(self) -> Sequence[tuple[RunsOfSetting, Cell]]:
+        owed_runs = []
         for setting in self.settings.values():
-            owed.extend((setting, cell) for cell in setting.owed)
-        return owed
+            owed_runs.extend((setting, cell) for cell in setting.owed)
+        return owed_runs
 
 
 def _limits(cell: Cell) -> list[Limit]:
-    """The limits of a measured cell that forbid to take its times for those of its setting."""
+    """Return the limits that keep a cell's times from representing its setting."""
     assert cell.result is not None
     return limits.forbidding(limits.of(cell.result.record), Forbids.rate)

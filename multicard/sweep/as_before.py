@@ -1,8 +1,8 @@
-"""What a resumed sweep does as it began, where the defaults have changed since.
+"""Keep a resumed sweep consistent if the defaults have changed since it began.
 
-A share of one's own rows is held out by default (`dataset.split`). A sweep whose records have none
-goes on without: its cells would otherwise be measured again,
-or be compared with others that trained on more rows.
+By default, a share of the user's own rows is held out (`dataset.split`). A sweep whose records have
+no held-out rows goes on without. Otherwise its cells would be measured again, or compared with
+cells that trained on more rows.
 """
 
 from functools import lru_cache
@@ -19,9 +19,7 @@ from multicard.records import run_folder
 
 
 def trains_on_all_rows(config: RunConfig, sweep: Path) -> bool:
-    """True where a configuration holds rows out by default alone,
-    in a sweep whose records hold none out.
-    """
+    """Return True if rows are held out only by default, in a sweep whose records hold none out."""
     if (
         not isinstance(config, LlmConfig)
         or not config.dataset.is_split_by_default
@@ -35,7 +33,7 @@ def trains_on_all_rows(config: RunConfig, sweep: Path) -> bool:
     return _has_records_without_split(sweep, changed_ns)
 
 
-@lru_cache(maxsize=4)  # every cell of a command asks
+@lru_cache(maxsize=4)  # Every cell of a command asks this.
 def _has_records_without_split(sweep: Path, changed_ns: int) -> bool:
     del changed_ns
     return any(
@@ -45,7 +43,7 @@ def _has_records_without_split(sweep: Path, changed_ns: int) -> bool:
 
 
 def _is_without_split(record: Any) -> bool:
-    """True of the record of a finished run that could have held rows out and did not."""
+    """Return True for the record of a finished run that could have held rows out but did not."""
     config = (
         record.get("config")
         if isinstance(record, dict) and record.get("status") in run_folder.DONE
@@ -62,19 +60,19 @@ def _is_without_split(record: Any) -> bool:
         or data.get("test_files") is not None
     ):
         return False
-    own = StoredTextConfig(
+    dataset = StoredTextConfig(
         name=str(data.get("name")), data_files=data.get("data_files"), split=None
     )
-    return own.is_of_ones_own
+    return dataset.is_of_ones_own
 
 
 def leave_split_out(*configs: Any) -> None:
-    """Have composed configurations hold no row out."""
+    """Change composed configurations so that they hold no rows out."""
     for config in configs:
         OmegaConf.update(config, "dataset.split", None)
 
 
-def said(sweep: Path) -> Message:
+def as_before_notice(sweep: Path) -> Message:
     return Message(
         "sweep.as-before",
         f"{sweep.name}: its records have no held-out rows, and its other cells are measured as they"

@@ -1,4 +1,4 @@
-"""The cells of a sweep as its axes make them: the overrides of each."""
+"""Make the cells of a sweep from its axes: the overrides of each cell."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,16 +13,18 @@ from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.messages import Message, Refusal, say
 
-Cells = list[list[str]]  # the overrides of each
+Cells = list[list[str]]  # The overrides of each cell.
 
 
 @dataclass(frozen=True)
 class Axes:
     """The parts of `hydra.sweeper` and `hydra.experiment` that make cells.
 
-    params: keys to their values, separated by commas. smoke: the same, instead of these, with
-    `scale=smoke`; null leaves a key out. exclude: values of some axes that cannot be together.
-    parts: axes that are tried one by one (`one_by_one`) in place of all their combinations.
+    Attributes:
+        params: keys with their values, separated by commas.
+        smoke: replaces `params` key by key with `scale=smoke`; null leaves a key out.
+        exclude: values of some axes that cannot be combined.
+        parts: axes that are tried one by one (`one_by_one`) instead of in all combinations.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -32,55 +34,56 @@ class Axes:
 
     @staticmethod
     def of_experiment(name: str, smoke: Mapping[str, Any]) -> "Axes":
-        """The axes of a file of conf/experiment, whose `smoke` wins over that of the entry."""
+        """Return the axes of a file of conf/experiment. Its `smoke` overrides the entry's."""
         hydra = OmegaConf.load(CONF / "experiment" / f"{name}.yaml").hydra
-        own = hydra.experiment
+        experiment = hydra.experiment
         return Axes(
             hydra.sweeper.params,
-            {**smoke, **own.get("smoke", {})},
-            own.get("exclude", ()),
-            own.get("parts", ()),
+            {**smoke, **experiment.get("smoke", {})},
+            experiment.get("exclude", ()),
+            experiment.get("parts", ()),
         )
 
     def cells(
         self, words: Sequence[str], shrunk: bool, times: int, tell: Callable[[str], None] = say
     ) -> Cells:
-        """The overrides of each cell.
+        """Return the overrides of each cell.
 
         Args:
-            words: of the command.
+            words: the words of the command.
             shrunk: True with `scale=smoke`.
-            times: measurements of each; 0 where the launcher decides.
+            times: number of measurements of each cell; 0 if the launcher decides.
             tell: called with a line about cells that are left out.
         """
         values = {**self.params, **(self.smoke if shrunk else {})}
         axes = [f"{key}={value}" for key, value in values.items() if value is not None]
-        axes += [f"repetition={','.join(map(str, range(1, times + 1)))}"] if times > 1 else []
+        if times > 1:
+            axes.append(f"repetition={','.join(map(str, range(1, times + 1)))}")
         cells = one_by_one(
             product(OverridesParser.create().parse_overrides([*axes, *words])), self.parts
         )
         for entry in self.exclude:
-            named = {f"{key}={value}" for key, value in entry.items()}
-            within = [overrides for overrides in cells if not named <= {*overrides}]
-            left_out = len(cells) - len(within)
+            excluded_words = {f"{key}={value}" for key, value in entry.items()}
+            remaining = [overrides for overrides in cells if not excluded_words <= {*overrides}]
+            left_out = len(cells) - len(remaining)
             if left_out > 0:
                 message = Message(
                     "cells.excluded",
                     f"{count(left_out, 'cell')} left out by the experiment:"
-                    f" {' '.join(sorted(named))}",
+                    f" {' '.join(sorted(excluded_words))}",
                     cells=left_out,
-                    values=sorted(named),
+                    values=sorted(excluded_words),
                 )
                 tell(message)
-            cells = within
+            cells = remaining
         return cells
 
 
 def product(overrides: Sequence[Override]) -> Cells:
-    """Every combination of the values of all keys; the last values of a key that is there twice."""
+    """Return every combination of the values of all keys. The last of two equal keys counts."""
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-    # outermost: all cells are measured once before any is measured again
+    # Repetitions are the outermost axis: all cells are measured once before any is measured again.
     repeats = schema.keys(Role.repetition)
 
     def place(override: Override) -> int:
@@ -92,13 +95,13 @@ def product(overrides: Sequence[Override]) -> Cells:
 
 
 def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
-    """The cells of a grid that have the first value of each part, of all but one,
-    or the last value of each.
+    """Return the cells of a grid in which at most one part differs from its first value.
 
-    So n parts of two values take n + 2 cells in place of 2^n. Keys that are no part keep all their
-    values.
+    The cell with the last value of each part is returned, too. n parts with two values therefore
+    take n + 2 cells instead of 2^n. Keys that are not parts keep all their values.
+
     Raises:
-        Refusal: a part that no cell has as a key.
+        Refusal: a part is not a key of any cell.
     """
     values: dict[str, list[str]] = {}
     for overrides in cells:
@@ -110,14 +113,17 @@ def one_by_one(cells: Cells, parts: Sequence[str]) -> Cells:
     if unknown:
         raise Refusal(
             "cells.no-such-part",
-            f"hydra.experiment.parts: {', '.join(unknown)} is no axis of this sweep; leave it out",
+            f"hydra.experiment.parts: {', '.join(unknown)} is not an axis of this sweep; leave it"
+            " out",
             key="hydra.experiment.parts",
             unknown=unknown,
         )
 
     def is_kept(overrides: list[str]) -> bool:
-        chosen = dict(override.split("=", 1) for override in overrides)
-        others = [part for part in values if chosen[part] != values[part][0]]
-        return len(others) <= 1 or all(chosen[part] == values[part][-1] for part in values)
+        value_of_part = dict(override.split("=", 1) for override in overrides)
+        changed_parts = [part for part in values if value_of_part[part] != values[part][0]]
+        return len(changed_parts) <= 1 or all(
+            value_of_part[part] == values[part][-1] for part in values
+        )
 
     return [overrides for overrides in cells if is_kept(overrides)]

@@ -1,4 +1,4 @@
-"""The cells of a sweep: composed once, then measured before, refused, or left to measure."""
+"""Compose the cells of a sweep, and sort them: measured before, refused, or left to measure."""
 
 import shlex
 import sys
@@ -28,8 +28,8 @@ from multicard.sweep.command import Command
 from multicard.sweep.compositions import Compositions
 from multicard.sweep.order import Turn
 
-REPETITION = "repetition="  # begins the word of a repetition
-NAMED_CELLS = 10  # the most cells that are listed one by one
+REPETITION = "repetition="  # The override of a repetition begins with this.
+NAMED_CELLS = 10  # At most this many cells are listed one by one.
 
 
 @dataclass(kw_only=True)
@@ -37,13 +37,14 @@ class CellPlace:
     """A cell's place in its sweep.
 
     Args:
-        number: in the typed order of the sweep, from 1, which tables keep.
+        number: from 1, in the typed order of the sweep, which tables keep.
         label: its turn among the cells that are measured ("[2/6] "); empty for a single run.
-        setting: its values of the swept keys, as wide as those of the other cells
+        setting: its values of the swept keys, padded to the width of the other cells
             ("layout=nchw gpus=1  rep 2").
-        overrides: those of which a cell of a sweep is composed.
-        is_as_before: it leaves out what became the default after its sweep had begun (`as_before`).
-        composed: Hydra's configuration with its own part; `cfg` is the run's part, resolved.
+        overrides: the words from which a cell of a sweep is composed.
+        is_as_before: True if it leaves out what became the default after its sweep had begun
+            (`as_before`).
+        composed: the configuration with Hydra's own part. `cfg` is the run's part, resolved.
     """
 
     number: int = 1
@@ -59,7 +60,7 @@ class CellPlace:
 
     @property
     def title(self) -> str:
-        """What a line about the cell begins with; empty for a single run."""
+        """The beginning of a line about the cell; empty for a single run."""
         return f"{self.label}{self.setting}   " if self.setting else self.label
 
 
@@ -70,8 +71,9 @@ class Cell(CellPlace):
     config: RunConfig
 
     def as_record(self, device: str = "") -> AnyRecord:
-        """The part of its record that is known before it is measured,
-        on a device or the configuration's.
+        """Return the part of its record that is known before it is measured.
+
+        `device` is the device to assume, if not the configuration's.
         """
         axes = self.workload.axes(self.cfg, device or str(self.cfg.device))
         config = plain(self.config)
@@ -80,31 +82,31 @@ class Cell(CellPlace):
         )
 
     def refused(self, reason: str, is_mistake: bool = True) -> "RefusedCell":
-        """The cell as one that is not measured."""
+        """Return the cell as one that is not measured, for this reason."""
         shared = {name: getattr(self, name) for name in CellPlace.__dataclass_fields__}
         return RefusedCell(**shared, reason=reason, is_mistake=is_mistake)
 
 
 @dataclass(kw_only=True)
 class RefusedCell(CellPlace):
-    """A cell that is not measured, for a reason with the key and the remedy. The command exits with
-    1 for a mistake; a cell that does not fit, and that a race leaves out, is none.
+    """A cell that is not measured, for a reason with the key and the remedy.
+
+    If `is_mistake`, the command exits with 1. A cell that a race leaves out because it does not fit
+    is not a mistake.
     """
 
     reason: str
     is_mistake: bool = True
 
     def record(self, keep: bool = True) -> None:
-        """Say the reason, and with `keep` write it as a record, as a sweep does,
-        where that replaces no measurement.
-        """
+        """Print the reason. With `keep`, also write it as a record, unless a run left one."""
         begun = outcome.begin(self.workload, self.cfg, self.folder)
         self.result = outcome.refuse(begun, self.reason, keep, self.title)
 
 
 @dataclass
 class Sweep:
-    """The cells of a command, or of one batch of it. A cell is in one of both lists."""
+    """The cells of a command, or of one batch of it. Each cell is in one of the two lists."""
 
     command: Command
     cells: list[Cell] = field(default_factory=list)
@@ -112,12 +114,12 @@ class Sweep:
 
     @classmethod
     def of(cls, command: Command, cells: Iterable[Cell | RefusedCell]) -> "Sweep":
-        """The sweep of cells of both kinds."""
-        every = [*cells]
+        """Return the sweep of these cells, sorted into its two lists."""
+        all_cells = [*cells]
         return cls(
             command,
-            [c for c in every if isinstance(c, Cell)],
-            [c for c in every if isinstance(c, RefusedCell)],
+            [cell for cell in all_cells if isinstance(cell, Cell)],
+            [cell for cell in all_cells if isinstance(cell, RefusedCell)],
         )
 
     @property
@@ -131,7 +133,7 @@ class Sweep:
         return sorted([*self.cells, *self.refused], key=lambda cell: cell.number)
 
     def refuse(self, cell: Cell, reason: str, is_mistake: bool = True) -> None:
-        """Take a cell out of those that are measured."""
+        """Move a cell from the cells that are measured to the refused ones."""
         self.cells.remove(cell)
         self.refused.append(cell.refused(reason, is_mistake))
 
@@ -142,58 +144,60 @@ class Sweep:
                 cell.record()
 
     def finish(self) -> None:
-        """Hand the runs to the command, which shows them in the order in which they were typed."""
+        """Hand the runs to the command, which shows them in typed order."""
         self.command.take(
             {cell.number: cell.result for cell in self.every if cell.result is not None}
         )
 
     def say_start(self) -> None:
-        """Say how many cells are to be measured, and what is alike in all of them."""
-        described = [cell.workload.describe(cell.config) for cell in self.left]
-        alike = ", ".join(
-            part for part in described[0] if all(part in parts for parts in described)
+        """Print how many cells are to be measured, and what all of them have in common."""
+        descriptions = [cell.workload.describe(cell.config) for cell in self.left]
+        shared = ", ".join(
+            part for part in descriptions[0] if all(part in parts for parts in descriptions)
         )
-        cells = count(len(described), "cell")
-        line = f"{cells} of {alike} -> " if alike else f"{cells} -> "
+        cells = count(len(descriptions), "cell")
+        line = f"{cells} of {shared} -> " if shared else f"{cells} -> "
         say(Text(line).append(link(self.left[0].folder.parent)))
         self.say_notices()
         self.say_order()
 
     def say_notices(self) -> None:
-        """Say what a person should know of the cells that are left, each thing once in a sweep."""
+        """Print the notices of the cells that are left, each notice once in a sweep."""
         for cell in self.left:
             for notice in new_notices(cell.workload, cell.config, cell.folder.parent):
                 say(f"  {notice}")
 
     def say_order(self) -> None:
-        """Say, once in a command, that the cells that are left are shuffled."""
-        left = self.left
-        line = order.said([cell.overrides for cell in left], left[0].config.order) if left else None
+        """Print, once in a command, that the cells that are left are shuffled."""
+        remaining = self.left
+        line = (
+            order.shuffle_notice([cell.overrides for cell in remaining], remaining[0].config.order)
+            if remaining
+            else None
+        )
         if line is not None and not self.command.has_said_order:
             say(line)
             self.command.has_said_order = True
 
     def say_as_before(self) -> None:
-        """Say, once in a command, that cells are measured as those were that have a record."""
-        like_others = [cell for cell in self.cells if cell.is_as_before]
-        if like_others and not self.command.has_said_as_before:
-            say(as_before.said(like_others[0].folder.parent))
+        """Print, once in a command, that cells are measured as the sweep began (`as_before`)."""
+        cells_as_before = [cell for cell in self.cells if cell.is_as_before]
+        if cells_as_before and not self.command.has_said_as_before:
+            say(as_before.as_before_notice(cells_as_before[0].folder.parent))
             self.command.has_said_as_before = True
 
     def say_left(self, ended: str = "interrupted") -> None:
-        """Say why a sweep ended early, how many cells it has left,
-        and the command that measures them.
-        """
-        left = sum(
+        """Print why a sweep ended early, how many cells are left, and the command to resume it."""
+        unmeasured = sum(
             cell.result is None or cell.result.status == "interrupted" for cell in self.every
         )
-        every = len(self.every)
+        total = len(self.every)
         message = Message(
             "sweep.left",
-            f"{ended}: {left} of {every} cells are left",
+            f"{ended}: {unmeasured} of {total} cells are left",
             ended=ended,
-            left=left,
-            cells=every,
+            left=unmeasured,
+            cells=total,
         )
         say(message, error=True)
         command = self.resume_command()
@@ -201,9 +205,10 @@ class Sweep:
         self.command.abandoned = True
 
     def resume_command(self) -> str:
-        """The command line of this sweep, with the name of its folder where it has none."""
+        """Return the command line of this sweep, with the name of its folder if it has none."""
         words = list(sys.orig_argv)
-        if Path(words[1]).name == "multicard":  # the installed command, which an interpreter runs
+        # The installed command is a script, so the first word is its interpreter.
+        if Path(words[1]).name == "multicard":
             words[:2] = shlex.split(console_script(words[1]))
         if not any(word.startswith(("name=", "hydra.sweep.dir=")) for word in words):
             words.append(f"name={self.every[0].folder.parent.name}")
@@ -216,21 +221,23 @@ def compose(
     sweep_config: DictConfig,
     turns: Sequence[Turn],
 ) -> Sweep:
-    """Compose every cell from its overrides, once, and find its folder.
-    Cells that measure the same are one.
+    """Compose every cell from its overrides, and find its folder.
+
+    Cells that measure the same are merged into one.
     """
-    placed: dict[tuple[Path, str], Cell | RefusedCell] = {}
+    cells_by_setting: dict[tuple[Path, str], Cell | RefusedCell] = {}
     turn_of: dict[tuple[Path, str], int] = {}
-    alike: list[str] = []
+    duplicates: list[str] = []
     total = len(turns)
-    shrunk = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
-    unnamed = shrunk if sweep_config.scale == Scale.smoke else set()  # not part of a folder's name
+    smoke_words = {f"{key}={value}" for key, value in sweep_config.hydra.experiment.smoke.items()}
+    # These words are not part of a folder's name.
+    unnamed = smoke_words if sweep_config.scale == Scale.smoke else set()
     compositions = Compositions(context.config_loader, sweep_config)
-    for at, turn in enumerate(turns, 1):
+    for turn_number, turn in enumerate(turns, 1):
         composed, cfg = compositions.of(turn.words)
         composed.order = cfg.order = sweep_config.order
         words = [word for word in turn.words if word not in unnamed]
-        label = f"[{at}/{total}] "
+        label = f"[{turn_number}/{total}] "
         sweep = Path(str(composed.hydra.sweep.dir))
         cell = cell_of(command.workload, composed, cfg, sweep, words, turn.number, label)
         cell.overrides = turn.words
@@ -240,39 +247,42 @@ def compose(
                 cell.folder.parent,
                 f"{cell.config.identity()}-r{cfg.repetition}-{cfg.probe.enabled}",
             )
-        if setting in placed:
-            first = turn_of[setting]
-            sentence = f"measures the same as [{first}/{total}]: left out"
-            message = Message("cells.alike", sentence, cell=at, as_cell=first)
-            alike.append(f"{label}{message}")
+        if setting in cells_by_setting:
+            first_turn = turn_of[setting]
+            sentence = f"measures the same as [{first_turn}/{total}]: left out"
+            message = Message("cells.alike", sentence, cell=turn_number, as_cell=first_turn)
+            duplicates.append(f"{label}{message}")
             continue
         with open_dict(composed):
             composed.hydra.job.id = composed.hydra.job.num = turn.number - 1
             composed.hydra.sweep.subdir = cell.folder.name
-        placed[setting] = cell
-        turn_of[setting] = at
+        cells_by_setting[setting] = cell
+        turn_of[setting] = turn_number
     words_of = [
         [word for word in cell.overrides if not word.startswith("auto=")]
-        for cell in placed.values()
+        for cell in cells_by_setting.values()
     ]
-    for cell, apart in zip(placed.values(), settings_apart(words_of), strict=True):
-        cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + apart
-    if len(alike) > NAMED_CELLS:
+    for cell, padded_setting in zip(
+        cells_by_setting.values(), settings_apart(words_of), strict=True
+    ):
+        cell.setting = " " * (len(f"[{total}/{total}] ") - len(cell.label)) + padded_setting
+    if len(duplicates) > NAMED_CELLS:
         message = Message(
             "cells.many-alike",
-            f"{len(alike)} of {total} cells measure the same as others: left out",
-            alike=len(alike),
+            f"{len(duplicates)} of {total} cells measure the same as others: left out",
+            alike=len(duplicates),
             cells=total,
         )
-        alike = [message]
-    for line in alike:
+        duplicates = [message]
+    for line in duplicates:
         say(line)
-    return Sweep.of(command, placed.values())
+    return Sweep.of(command, cells_by_setting.values())
 
 
 def settings_apart(settings: Sequence[Sequence[str]]) -> list[str]:
-    """The words by which settings differ, in columns; none of a single one. The repetition comes
-    last, and stands there where it is the same for all too.
+    """Return the words by which settings differ, padded into columns; empty for a single setting.
+
+    The repetition comes last. It is shown even if it is the same for all settings.
     """
     shared = set.intersection(*map(set, settings)) if settings else set[str]()
     rows = [
@@ -295,10 +305,11 @@ def cell_of(
     number: int = 1,
     label: str = "",
 ) -> Cell | RefusedCell:
-    """The cell of a composed configuration, in a folder of the sweep's
-    that is named by some words of the overrides.
+    """Return the cell of a composed configuration, with a folder below the sweep's.
+
+    The folder is named by some words of the overrides.
     """
-    place: dict[str, Any] = {
+    shared_fields: dict[str, Any] = {
         "number": number,
         "label": label,
         "workload": workload,
@@ -310,17 +321,21 @@ def cell_of(
         if as_before.trains_on_all_rows(config, sweep):
             as_before.leave_split_out(composed, cfg)
             config = prepare.typed(workload, cfg)
-            place["is_as_before"] = True
+            shared_fields["is_as_before"] = True
     except ValueError as error:
         name = run_folder.cell_name(run_folder.REFUSED, words, cfg.repetition, cfg.probe.enabled)
-        return RefusedCell(**place, folder=run_folder.find_cell(sweep, name), reason=str(error))
+        return RefusedCell(
+            **shared_fields, folder=run_folder.find_cell(sweep, name), reason=str(error)
+        )
     name = run_folder.cell_name(config.identity(), words, cfg.repetition, cfg.probe.enabled)
-    return Cell(**place, folder=run_folder.find_cell(sweep, name), config=config)
+    return Cell(**shared_fields, folder=run_folder.find_cell(sweep, name), config=config)
 
 
 def settle(sweep: Sweep) -> None:
-    """Take the records of cells that were measured before, and refuse cells whose folder holds the
-    record of another, or that were measured on other data than lies there now.
+    """Take the records of cells that were measured before.
+
+    A cell is refused if its folder holds the record of another cell, or if its data has changed
+    since it was measured.
     """
     sweep.say_as_before()
     fingerprints: dict[str, Any] = {}
@@ -340,33 +355,34 @@ def settle(sweep: Sweep) -> None:
         if changed is not None:
             sweep.refuse(cell, changed)
             continue
-        if not cell.cfg.predict.enabled:  # whose table shows it
+        if not cell.cfg.predict.enabled:  # The table of predictions shows measured cells itself.
             say(outcome.line(run, f"{cell.title}measured before: "))
-            _say_not_kept(cell, run)
+            _say_model_not_kept(cell, run)
         outcome.release_finished(cell.folder)
         cell.result = run
 
 
-def _say_not_kept(cell: Cell, run: RecordedRun) -> None:
-    """That a cell was measured without keeping what it trained, which its command asks for now."""
-    asked = str(getattr(cell.config, "save", "none"))
+def _say_model_not_kept(cell: Cell, run: RecordedRun) -> None:
+    """Say that the earlier run did not keep what it trained, if the command now asks for that."""
+    asked_to_save = str(getattr(cell.config, "save", "none"))
     saved = getattr(run.record, "saved", None)
-    if asked == "none" or (saved is not None and saved.folder is not None):
+    if asked_to_save == "none" or (saved is not None and saved.folder is not None):
         return
     message = Message(
         "save.not-kept",
-        f"save={asked}: was measured without; add `rerun=true` to train it again and keep the"
-        f" {asked}",
+        f"save={asked_to_save}: was measured without it; add `rerun=true` to train it again and"
+        f" keep the {asked_to_save}",
         key="save",
         cell=cell.folder.name,
     )
     say(message)
 
 
-def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Refuse those of some cells that do not pass the checks that a run makes before it starts; for
-    SLURM without those that only the job's nodes can make, as of the data: these are taken to have
-    the GPUs that the job asks for.
+def check_cells(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
+    """Refuse cells that do not pass the checks that a run makes before it starts.
+
+    For SLURM, checks that only the job's nodes can make, such as of the data, are left out. The
+    nodes are assumed to have the GPUs that the job asks for.
     """
     for cell in [*left]:
         config = cell.config
@@ -383,8 +399,12 @@ def check(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
 def dry_run(
     sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0
 ) -> None:
-    """Print the cells that would be measured and how, in groups with what their jobs ask for, and
-    the number of the others; `queued` are cells whose jobs are in the queue already.
+    """Print which cells would be measured and how, and the number of the others.
+
+    Args:
+        groups: cells with a text that says what their jobs ask for.
+        how: how they would be measured.
+        queued: the number of cells whose jobs are in the queue already.
     """
     number = sum(len(members) for _, members in groups)
     plan = (
@@ -403,14 +423,14 @@ def dry_run(
     sweep.say_notices()
     sweep.say_order()
     rows = [
-        (str(len(own)), each, "\n".join(map(_in_a_dry_run, own))) for each, own in groups if own
+        (str(len(members)), request_text, "\n".join(map(_dry_run_line, members)))
+        for request_text, members in groups
+        if members
     ]
-    for line in (
-        text_table.text(("cells", "each", "which"), rows, text_table.terminal_width())
-        if rows
-        else ()
-    ):
-        say(line)
+    if rows:
+        width = text_table.terminal_width()
+        for line in text_table.text(("cells", "each", "which"), rows, width):
+            say(line)
     measured = len(sweep.cells) - len(sweep.left)
     refused = sum(cell.is_mistake for cell in sweep.refused)
     message = Message(
@@ -424,17 +444,16 @@ def dry_run(
     say_refused(sweep)
 
 
-def _in_a_dry_run(cell: Cell) -> str:
-    """The settings of the cell that others do not have, else what it does,
-    and the identity that its folder has.
-    """
+def _dry_run_line(cell: Cell) -> str:
+    """Return the line of a cell: its setting, or what it does, and the identity in its folder."""
     setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
     return f"{setting}  {cell.config.identity()}"
 
 
 def say_refused(sweep: Sweep) -> None:
-    """Say why cells would be refused, once for those of the same reason; the command then exits
-    with 1, as the sweep would.
+    """Print why cells would be refused, each reason once.
+
+    The command then exits with 1, as the sweep would.
     """
     refused = sorted(
         (cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number

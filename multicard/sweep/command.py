@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Conclusion(NamedTuple):
-    """What the runs of a sweep say.
+    """The conclusion from the runs of a sweep.
 
-    lines: below its table. recommended: the folders of the runs of what is recommended.
+    Attributes:
+        lines: printed below the table of runs.
+        recommended: the folders of the runs with the recommended setting.
     """
 
     lines: Sequence["str | Text"] = ()
@@ -37,14 +39,14 @@ class Command:
     """One command of an entry, from its words to its exit code.
 
     Attributes:
-        words: of the command line, after the entry.
-        runs: of the cells, in the order of the table at the end.
-        conclude: what the runs of a sweep say, from their folders.
+        words: the words of the command line after the entry.
+        runs: the runs of the cells, in the order of the table at the end.
+        conclude: draws a conclusion from the folders of a sweep's runs.
         is_sweep: several runs may have been asked for.
-        foreseen_s: duration of predictions before the first run, which is no part of its start-up.
-        abandoned: cells are left that were not measured.
+        foreseen_s: time that predictions took before the first run; not part of its start-up.
+        abandoned: some cells were left without being measured.
         has_said_order: the line on the shuffled order of cells was printed.
-        has_said_as_before: the line on cells that are measured as those with a record was printed.
+        has_said_as_before: the line on cells that are measured as the sweep began was printed.
         would_refuse: a dry run or a prediction found a cell that would be refused.
     """
 
@@ -57,59 +59,60 @@ class Command:
         self.has_said_order = self.has_said_as_before = False
         self.foreseen_s = 0.0
         self._runs = 0
-        self._numbers = list[int]()  # of the runs, in the sweep's typed order
+        self._numbers = list[int]()  # Numbers of the runs in the sweep's typed order.
 
     def forget(self, *keys: str) -> None:
-        """Leave the words that set some keys out of what is shown of this command."""
+        """Remove words that set these keys from the words that are shown of this command."""
         self.words = [word for word in self.words if word.partition("=")[0] not in keys]
 
     def take(self, runs: Mapping[int, RecordedRun]) -> None:
-        """Take the runs of cells, by their number in the typed order of the sweep."""
+        """Add the runs of cells, by their number in the typed order of the sweep."""
         for number, run in runs.items():
             place = bisect_right(self._numbers, number)
             self._numbers.insert(place, number)
             self.runs.insert(place, run)
 
     def run_started_s(self) -> float:
-        """The start of the run that begins now, in seconds of
-        `clock_s`: the first began with the command itself.
+        """Return the start of the run that begins now, in seconds of `clock_s`.
+
+        The first run began with the command itself.
         """
         self._runs += 1
         return process_started_s() + self.foreseen_s if self._runs == 1 else clock_s()
 
     def close(self) -> int:
-        """Print the table of what this command measured and return its exit code."""
+        """Print the table of the runs of this command, and return its exit code."""
         single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
         if self.runs and not single_refusal:
             probes = all(is_probe(run.record, run.folder) for run in self.runs)
-            measured = [run.folder for run in self.runs if run.status == "ok"]
-            found = Conclusion()
-            if self.is_sweep and measured and not probes:
-                found = self._concluded(measured)
-            table.show(self.runs, probes, found.recommended)
+            measured_folders = [run.folder for run in self.runs if run.status == "ok"]
+            conclusion = Conclusion()
+            if self.is_sweep and measured_folders and not probes:
+                conclusion = self._conclusion(measured_folders)
+            table.show(self.runs, probes, conclusion.recommended)
             _show_profiles(self.runs)
-            for line in found.lines:
+            for line in conclusion.lines:
                 say(line)
         for sweep in {run.folder.parent for run in self.runs if run.folder.exists()}:
-            if (others := private.writers(sweep)) is not None:
+            if (writers := private.writers(sweep)) is not None:
                 place = shlex.quote(str(sweep))
                 message = Message(
                     "sweep.open-to-others",
-                    f"{others} may write to {sweep}, and falsify its records; use `chmod go-w"
+                    f"{writers} may write to {sweep}, and falsify its records; use `chmod go-w"
                     f" {place}`",
-                    who=others,
+                    who=writers,
                     folder=str(sweep),
                 )
                 say(message, error=True)
-        bad = any(
+        has_failure = any(
             run.status in run_folder.BAD or run.tracker_error is not None for run in self.runs
         )
-        return 1 if bad or self.abandoned or self.would_refuse else 0
+        return 1 if has_failure or self.abandoned or self.would_refuse else 0
 
-    def _concluded(self, measured: Sequence[Path]) -> Conclusion:
-        """What the runs are found to say. Whatever fails here leaves the exit code as it is."""
+    def _conclusion(self, measured_folders: Sequence[Path]) -> Conclusion:
+        """Return the conclusion from the runs. A failure here does not change the exit code."""
         try:
-            return self.conclude(measured)
+            return self.conclude(measured_folders)
         except Exception as error:
             reason = in_a_line(error)
             say(
@@ -120,7 +123,7 @@ class Command:
 
 
 def _show_profiles(runs: list[RecordedRun]) -> None:
-    """Print the metrics of a single profiled run; for several, the command that shows them."""
+    """Print the metrics of a single profiled run, or the command that shows several."""
     profiles = []
     for run in runs:
         profile = run.record.profile

@@ -1,9 +1,8 @@
-"""Composes the configurations of a sweep's cells: by Hydra once for each choice of groups,
-and from that for the rest.
+"""Compose the configurations of a sweep's cells quickly.
 
-Hydra composes the groups first, and applies overrides of single keys after that. So cells that
-choose the same groups share all of the first part, which takes some 120 ms,
-and each gets a copy with its own overrides applied by Hydra.
+Hydra composes the groups first, and then applies overrides of single keys. Cells that choose the
+same groups share all of the first part, which takes about 120 ms. Each cell then gets a copy, to
+which Hydra applies the cell's overrides.
 """
 
 import pickle
@@ -29,32 +28,32 @@ class Compositions:
     """The configurations of the cells of one sweep.
 
     Args:
-        loader: Hydra's, of the command.
-        sweep: the configuration of the command, whose overrides of Hydra itself each cell has too.
+        loader: Hydra's loader of the command.
+        sweep: the configuration of the command. Each cell has its overrides of Hydra's keys too.
     """
 
     def __init__(self, loader: ConfigLoader, sweep: DictConfig) -> None:
         self._loader = cast("ConfigLoaderImpl", loader)
         self._sweep = sweep
         self._parser = OverridesParser.create()
-        # With the folders of `hydra.searchpath`, as an entry's own groups lie in one
+        # This includes the folders of `hydra.searchpath`, one of which has the entry's own groups.
         entry = sweep.hydra.job.config_name
         _, self._repository = self._loader._parse_overrides_and_create_caching_repo(entry, [])
         self._overrides: dict[str, Override] = {}
         self._by_groups: dict[tuple[str, ...], _Copies] = {}
 
     def of(self, words: Sequence[str]) -> "Composition":
-        """The configuration of the cell with these overrides, as `load_sweep_config` composes it.
+        """Return the configuration of a cell, exactly as `load_sweep_config` composes it.
 
         Raises:
-            HydraException: what Hydra raises for overrides that it does not take.
+            HydraException: Hydra does not accept the overrides.
         """
-        overrides = [self._parsed(word) for word in words]
-        # Hydra's own keys change how the rest is composed
+        overrides = [self._parse(word) for word in words]
+        # Hydra's own keys change how the rest is composed, so there is no shortcut for these.
         if any(
             override.is_hydra_override() or override.is_sweep_override() for override in overrides
         ):
-            whole = self._composed(words)
+            whole = self._compose(words)
             return Composition(whole, task_of(whole))
         groups = tuple(
             word
@@ -62,37 +61,39 @@ class Compositions:
             if self._is_group(override)
         )
         if groups not in self._by_groups:
-            self._by_groups[groups] = _Copies(self._composed(groups))
+            self._by_groups[groups] = _Copies(self._compose(groups))
         values = [override for override in overrides if not self._is_group(override)]
-        found = self._by_groups[groups].of(values)
-        found.whole.hydra.overrides.task = [*words]
-        names = found.whole.hydra.job.config.override_dirname
-        found.whole.hydra.job.override_dirname = get_overrides_dirname(
+        composition = self._by_groups[groups].of(values)
+        composition.whole.hydra.overrides.task = [*words]
+        names = composition.whole.hydra.job.config.override_dirname
+        composition.whole.hydra.job.override_dirname = get_overrides_dirname(
             overrides, kv_sep=names.kv_sep, item_sep=names.item_sep, exclude_keys=names.exclude_keys
         )
-        for config in (found.whole, found.task):
+        for config in (composition.whole, composition.task):
             OmegaConf.copy_cache(from_config=self._sweep, to_config=config)
-        OmegaConf.resolve(found.task)
-        return found
+        OmegaConf.resolve(composition.task)
+        return composition
 
-    def _parsed(self, word: str) -> Override:
-        if word not in self._overrides:  # cells share most of their words
+    def _parse(self, word: str) -> Override:
+        if word not in self._overrides:  # Cells share most of their words.
             (self._overrides[word],) = self._parser.parse_overrides([word])
         return self._overrides[word]
 
-    def _composed(self, words: Sequence[str]) -> DictConfig:
+    def _compose(self, words: Sequence[str]) -> DictConfig:
         return self._loader.load_sweep_config(self._sweep, [*words])
 
     def _is_group(self, override: Override) -> bool:
-        """True where an override chooses an option of a group,
-        as Hydra decides it (`defaults_list.Overrides`).
+        """Return True if an override chooses an option of a group.
+
+        Hydra decides it in the same way (`defaults_list.Overrides`).
         """
         is_group = self._repository.group_exists(override.key_or_group)
         return is_group and not isinstance(override.value(), dict)
 
 
 class _Copies:
-    """Copies of a configuration, each with overrides of its own.
+    """Makes copies of a configuration, each with overrides of its own.
+
     Pickle copies four times as fast as deepcopy.
     """
 
@@ -104,19 +105,20 @@ class _Copies:
         self._task = pickle.dumps(task)
 
     def of(self, values: list[Override]) -> Composition:
-        made = Composition(pickle.loads(self._whole), pickle.loads(self._task))
-        for config in made:
+        composition = Composition(pickle.loads(self._whole), pickle.loads(self._task))
+        for config in composition:
             ConfigLoaderImpl._apply_overrides_to_config(values, config)
-        return made
+        return composition
 
 
 def task_of(config: DictConfig) -> DictConfig:
-    """The configuration of the run itself, resolved, without Hydra's part,
-    which is there while a sweep is composed.
+    """Return the configuration of the run itself, resolved.
+
+    While a sweep is composed, the configuration also has Hydra's part, which is left out here.
     """
     task = copy(config)
     with open_dict(task):
         task.pop("hydra", None)
-    task = deepcopy(task)  # of the run's part alone: Hydra's is the larger
+    task = deepcopy(task)  # Hydra's part, which is the larger one, need not be copied.
     OmegaConf.resolve(task)
     return task

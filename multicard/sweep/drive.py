@@ -1,8 +1,8 @@
-"""The loop that has the cells of a sweep measured, wherever they are: one rule for failures, and
-for what is said meanwhile.
+"""Drive the cells of a sweep until all have ended, wherever they are measured.
 
-A `Backend` starts cells and says which have ended: in this process (`in_process`), in processes
-of this machine (`executor`), or as jobs of SLURM (`slurm_wait`).
+All backends share one rule for failures in a row and one form of progress lines. A `Backend` starts
+cells and reports which have ended: in this process (`in_process`), in processes of this machine
+(`executor`), or as jobs of SLURM (`slurm_wait`).
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from multicard.messages import Message, say
 from multicard.sweep.cells import Cell
 from multicard.sweep.streak import SameFailureError, Streak
 
-SAY_EVERY_S = 60.0  # lines about how far a sweep is
+SAY_EVERY_S = 60.0  # Lines on the progress of a sweep are at least this far apart.
 
 
 class Backend(Protocol):
     """Where cells are measured."""
 
     def is_busy(self) -> bool:
-        """Whether a cell is to be started still, or has not ended."""
+        """Return True while a cell still has to start or to end."""
         ...
 
     def waiting(self) -> list[Cell]:
-        """The cells that failures of others may keep from being measured."""
+        """Return the cells that failures of other cells may keep from being measured."""
         ...
 
     def start(self) -> None:
@@ -33,27 +33,30 @@ class Backend(Protocol):
         ...
 
     def collect(self) -> list[Cell]:
-        """Wait a moment. Returns the cells that have ended since, which have their `result`, and
-        whose ends have been said.
+        """Wait a moment, and return the cells that have ended since the last call.
+
+        They have their `result`, and their ends have been printed.
 
         Raises:
-            KeyboardInterrupt: what ended was interrupted, as by Ctrl-C.
+            KeyboardInterrupt: a cell that ended was interrupted, as by Ctrl-C.
         """
         ...
 
     def give_up(self, why: SameFailureError) -> int:
-        """Start no further cell, and cancel those that have not begun; what runs goes on. Returns
-        their number.
+        """Start no further cell, and cancel cells that have not begun. Running cells go on.
+
+        Returns:
+            The number of cells that will not be measured.
         """
         ...
 
 
 class Drive:
-    """Has the cells of a backend measured.
+    """The loop that measures the cells of a backend.
 
     Args:
-        pace: estimates when they end.
-        streak: the cells that ended last, in earlier batches of the sweep too.
+        pace: estimates when the cells end.
+        streak: the cells that ended last, also in earlier batches of the sweep.
     """
 
     def __init__(self, backend: Backend, pace: "Pace", streak: Streak) -> None:
@@ -66,8 +69,8 @@ class Drive:
         """Return once all cells have ended. After an interruption it may be called again.
 
         Raises:
-            KeyboardInterrupt: what ended was interrupted, or the backend was while it waited.
-            SameFailureError: the cells that are left would fail as those before.
+            KeyboardInterrupt: a cell was interrupted, or the backend was while it waited.
+            SameFailureError: the remaining cells would fail as the cells before did.
         """
         backend = self.backend
         while backend.is_busy():
@@ -84,8 +87,9 @@ class Drive:
 
 
 class Pace:
-    """Estimates when a sweep ends, from its cells that have ended so far; what it says may stand in
-    the bar of the cell that runs.
+    """Estimates when a sweep ends, from the cells that have ended so far.
+
+    With `has_bar`, the estimate is shown in the bar of the running cell, so no lines are printed.
     """
 
     def __init__(self, total: int, has_bar: bool = False) -> None:
@@ -95,15 +99,16 @@ class Pace:
         self.started_s = self.ended_s = self.said_s = clock_s()
 
     def left_s(self) -> float | None:
-        """Seconds until all cells have ended; None before the first has."""
+        """Return the seconds until all cells have ended; None before the first has."""
         if not self.ended:
             return None
         cells_s = (self.ended_s - self.started_s) / self.ended * (self.total - self.ended)
         return max(cells_s - (clock_s() - self.ended_s), 0.0)
 
     def say_progress(self, ended: Sequence[Cell]) -> None:
-        """Count cells that ended, and say now and then how many have and when the rest will, where
-        some are left. Refused cells are left out: they take no time.
+        """Count cells that ended, and print the progress and the remaining time now and then.
+
+        Refused cells do not count, because they take no time.
         """
         measured = sum(
             cell.result is not None and cell.result.status != "refused" for cell in ended

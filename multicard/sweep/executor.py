@@ -1,7 +1,7 @@
-"""Runs cells as processes on this machine, each on GPUs or cores of its own,
-which no other command takes meanwhile.
+"""Run cells as processes on this machine, each on GPUs or cores of its own.
 
-Sweeps, races and plans decide which cell starts next; the executor starts and ends processes.
+No other command takes these GPUs or cores meanwhile. Sweeps, races and plans decide which cell
+starts next. The executor starts and ends processes.
 """
 
 import os
@@ -39,7 +39,7 @@ from multicard.sweep.streak import SameFailureError, Streak
 POLL_S = 0.2
 NO_LIMIT_MIN = 60 * 24 * 365
 
-# code of the failure of a process that ended without a record: it was killed
+# The code of the failure of a process that ended without a record, because it was killed.
 NO_RECORD = "cell.no-record"
 
 
@@ -48,7 +48,7 @@ class Running:
     """The process of a cell."""
 
     cell: Cell
-    job: Any  # submitit's
+    job: Any  # A job of submitit.
     share: MachineShare
 
     @property
@@ -60,15 +60,15 @@ class Running:
 
 
 class Executor:
-    """The processes of cells, and what is left of the machine.
+    """Starts and ends the processes of cells, and leases parts of the machine for them.
 
     Args:
-        sweep: the folder that holds those of the cells.
-        kill_signal: sent to the processes when this command is gone; None: they go on.
+        sweep: the folder that contains the cells' folders.
+        kill_signal: sent to the processes when this command is gone; None lets them go on.
         reports: print a line for each cell that has ended.
 
     Attributes:
-        running: those that have not been collected.
+        running: processes that have not been collected.
     """
 
     def __init__(self, sweep: Path, kill_signal: int | None = None, reports: bool = True) -> None:
@@ -85,8 +85,8 @@ class Executor:
         self._submitit.update_parameters(timeout_min=NO_LIMIT_MIN)
 
     def start(self, cell: Cell, share: MachineShare) -> Running:
-        """Start a process of the cell on its share."""
-        # a failed try's record is not to be taken for the new one
+        """Start a process of the cell on its share of the machine."""
+        # The record of a failed attempt must not be mistaken for the new one.
         if run_folder.finished(cell.folder) is None:
             (cell.folder / "result.json").unlink(missing_ok=True)
         gpus = None if share.gpus is None else ",".join(share.gpus)
@@ -97,17 +97,17 @@ class Executor:
         return self.running[-1]
 
     def submit_process(self, cell: Cell, job: CellJob, share: MachineShare) -> None:
-        """Start the job's process and add it to those that run. An interruption waits meanwhile.
+        """Start the job's process, and add it to the running ones. An interruption waits meanwhile.
 
-        The terminal's signals are blocked until the job itself unblocks them: submitit's own
-        process between would answer Ctrl-C with a traceback, and kill the job a second later,
-        whether its end is recorded or not.
+        The terminal's signals are blocked until the job itself unblocks them. Otherwise submitit's
+        process in between would answer Ctrl-C with a traceback. A second later it would kill the
+        job, even if the job's end is not recorded yet.
         """
         with terminal_blocked():
             self.running.append(Running(cell, self._submitit.submit(job), share))
 
     def collect_ended(self) -> list[Cell]:
-        """Take the records of processes that have ended, and give back what they computed on."""
+        """Take the records of processes that have ended, and return their GPUs and cores."""
         ended = [process for process in self.running if process.has_ended()]
         for process in ended:
             self.collect(process)
@@ -115,7 +115,7 @@ class Executor:
         return [process.cell for process in ended]
 
     def collect(self, process: Running, interrupted: bool = False) -> RecordedRun:
-        """Take the record of a process that has ended, if `interrupted` by this command."""
+        """Take the record of an ended process, which this command has `interrupted` if True."""
         cell = process.cell
         self.running.remove(process)
         cell.result = run_folder.read(cell.folder)
@@ -139,10 +139,11 @@ class Executor:
         return cell.result
 
     def interrupt(self) -> None:
-        """Have what runs record its interruption and end, and take the records.
+        """Make the running processes record their interruption and end, and take the records.
 
-        A second signal would disturb the writing of a record; the terminal may have sent one too. A
-        job that has just been submitted appears later than its cell.
+        Each process gets one signal: a second one would disturb the writing of its record. The
+        terminal may have sent one too. A job that has just been submitted appears later than its
+        cell.
         """
         signalled: set[int] = set()
         while not all(process.has_ended() for process in self.running):
@@ -159,34 +160,38 @@ class Executor:
 
 @contextmanager
 def ending_on_error(executor: Executor) -> Iterator[None]:
-    """End what runs, and say why, where a signal or an error leaves the block."""
+    """If an error or a signal leaves the block, print why and end the running processes."""
     try:
         yield
     except BaseException as error:
-        with suppress(OSError):  # the disk may be full, or the terminal gone
+        with suppress(OSError):  # The disk may be full, or the terminal gone.
             if isinstance(error, KeyboardInterrupt):
                 why = f"interrupted by {str(error) or 'SIGINT'}"
             else:
                 why = f"{type(error).__name__}: {error}"
-            say(Message("sweep.ending", f"{why}: ending what runs", reason=why), error=True)
+            say(
+                Message("sweep.ending", f"{why}: ending the running processes", reason=why),
+                error=True,
+            )
         executor.interrupt()
         raise
 
 
 def left_no_record(cause: Failure) -> bool:
-    """True where a cell's process ended without a record: it was killed."""
+    """Return True if a cell's process was killed and left no record."""
     return cause.code == NO_RECORD
 
 
 class Processes:
-    """Cells that processes measure, as many at a time as fit, in the sweep's order where that
-    leaves nothing idle. See `drive.Backend`.
+    """The backend that measures cells in processes, as many at a time as fit. See `drive.Backend`.
+
+    They start in the sweep's order, except that a later cell may start early on idle GPUs or cores.
     """
 
     def __init__(self, executor: Executor, cells: Sequence[Cell]) -> None:
         self.executor = executor
         self._waiting = [*cells]
-        self._most = len(cells)
+        self._cell_count = len(cells)
 
     def is_busy(self) -> bool:
         return bool(self._waiting or self.executor.running)
@@ -196,7 +201,7 @@ class Processes:
 
     def start(self) -> None:
         for cell in [*self._waiting]:
-            if len(self.executor.running) >= (cell.config.max_jobs or self._most):
+            if len(self.executor.running) >= (cell.config.max_jobs or self._cell_count):
                 continue
             share = self.executor.machine.take(cell.config)
             if share is None:
@@ -213,7 +218,7 @@ class Processes:
         pause(POLL_S)
         ended = self.executor.collect_ended()
         if any(cell.result and cell.result.status == "interrupted" for cell in ended):
-            raise KeyboardInterrupt  # Ctrl-C can reach the cells and not this process
+            raise KeyboardInterrupt  # Ctrl-C can reach the cells without reaching this process.
         return ended
 
     def give_up(self, why: SameFailureError) -> int:
@@ -226,11 +231,11 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
     """Measure the cells that are left in processes of this machine.
 
     Args:
-        streak: of cells that have ended before.
+        streak: the cells that have ended before.
 
     Raises:
         KeyboardInterrupt: on Ctrl-C, once the running cells have ended.
-        SameFailureError: the cells that are left would fail as those before.
+        SameFailureError: the remaining cells would fail as the cells before did.
     """
     for cell in sweep.left:
         try:
@@ -238,10 +243,10 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
         except ValueError as error:
             sweep.refuse(cell, str(error))
     sweep.record_refused()
-    left = sweep.left
-    if not left:
+    remaining = sweep.left
+    if not remaining:
         return
     sweep.say_start()
-    executor = Executor(left[0].folder.parent)
+    executor = Executor(remaining[0].folder.parent)
     with ending_on_error(executor):
-        Drive(Processes(executor, left), Pace(len(left)), streak or Streak()).run()
+        Drive(Processes(executor, remaining), Pace(len(remaining)), streak or Streak()).run()

@@ -1,4 +1,4 @@
-"""Measures cells in this process, one after the other."""
+"""Measure cells in this process, one after the other."""
 
 from hydra.core.utils import run_job
 from hydra.types import HydraContext
@@ -11,9 +11,9 @@ from multicard.sweep.task import run
 
 
 class InProcess:
-    """The cells of a sweep that are left, each as a job of Hydra. See `drive.Backend`.
+    """The backend that measures cells in this process, as jobs of Hydra. See `drive.Backend`.
 
-    Ctrl-C ends them once the cell that runs has its record.
+    After Ctrl-C, the sweep ends once the running cell has its record.
     """
 
     def __init__(self, command: Command, context: HydraContext, sweep: Sweep, pace: Pace) -> None:
@@ -29,18 +29,19 @@ class InProcess:
         return self._waiting
 
     def start(self) -> None:
-        """Nothing: `collect` measures the next cell."""
+        """Do nothing: `collect` measures the next cell."""
 
     def collect(self) -> list[Cell]:
         cell = self._waiting.pop(0)
-        done = run_job(
+        job_return = run_job(
             hydra_context=self.context,
             task_function=lambda _: run(self.command, cell, left_s=self.pace.left_s),
             config=cell.composed,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
         )
-        _ = done.return_value  # raises what the task raised: a defect, never a run's end
+        # This raises an exception of the task, which is a defect and never the end of a run.
+        _ = job_return.return_value
         assert cell.result is not None
         if cell.result.status == "interrupted" or cell.result.stopped:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A cell of a sweep as a job: a task of SLURM, or a process beside others on this machine."""
+"""Run a cell of a sweep as a job: a task of SLURM, or a process beside others on this machine."""
 
 import os
 import shlex
@@ -33,23 +33,23 @@ from multicard.run.peers import Guest, Peers
 from multicard.run.workload import Workload
 from multicard.sweep.cells import Cell
 
-# which reach all processes of a command
+# These signals reach all processes of a command.
 TERMINAL_SIGNALS = {signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-# How a job's process is started: `job_process` sees that the job is this user's own
+# A job's process is started by this. `job_process` checks that the job belongs to this user.
 STARTS_JOBS = shlex.join([sys.executable, "-u", str(Path(__file__).with_name("job_process.py"))])
-# folder of the sweep: submitit's own files, and which cells each array of jobs holds
+# A sweep's folder for submitit's files, and for the lists of the cells in each array of jobs.
 SUBMITTED = ".submitit"
-KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued
+KILLED_WITHIN_S = 60.0  # SLURM ends a job that was requeued within this time.
 
 
 @contextmanager
 def terminal_blocked() -> Iterator[None]:
-    """Start processes that a terminal's signals do not reach until they unblock them themselves."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
+    """Start processes that the terminal's signals do not reach until they unblock them."""
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, TERMINAL_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class CellJob(ABC):
 
     Args:
         code: `environment.git` at the submission.
-        umask: of the files that are measured; the job itself, and what it prints,
-            is for its owner alone.
+        umask: for the files that are measured. Only the owner can read the job itself and its
+            output.
     """
 
     workload: Workload
@@ -70,7 +70,7 @@ class CellJob(ABC):
     umask: int = 0o022
 
     def __call__(self) -> str:
-        """Measure the cell. Returns its status."""
+        """Measure the cell, and return its status."""
         with private.umask(self.umask):
             return self.measure()
 
@@ -78,21 +78,23 @@ class CellJob(ABC):
     def measure(self) -> str: ...
 
     def refused_code(self, job: str | None = None) -> str | None:
-        """Refuse the cell where the code has changed since the submission.
-        Returns its status then, else None.
+        """Refuse the cell if the code has changed since the submission.
+
+        Returns:
+            The status of the refused cell, or None.
         """
         code = environment.git()
         if code == self.code or self.cfg.code == Code.latest:
             return None
         submitted = repository.in_words(self.code)
-        found = repository.in_words(code)
+        current = repository.in_words(code)
         problem = Message(
             "job.other-code",
-            f"code=submitted: submitted on {submitted}, found {found}; submit again, "
+            f"code=submitted: submitted on {submitted}, found {current}; submit again, "
             "or use `code=latest` to run what is there",
             key="code",
             submitted=submitted,
-            found=found,
+            found=current,
         )
         return outcome.refuse(
             outcome.begin(self.workload, self.cfg, self.folder, job), problem
@@ -101,14 +103,14 @@ class CellJob(ABC):
 
 @dataclass(frozen=True)
 class LocalJob(CellJob):
-    """A process on this machine, on its own share of it.
+    """A process on this machine, which uses only its share of it.
 
     Args:
-        gpus: what CUDA_VISIBLE_DEVICES is to be; None leaves it.
-        cpus: the cores to keep to.
-        leased: the names of both, as leases.
-        ends_with: a process, and the signal that this one gets when that is gone;
-            None: it goes on alone.
+        gpus: the value of CUDA_VISIBLE_DEVICES; None leaves it.
+        cpus: the cores to use.
+        leased: the names of the GPUs and cores, as leases.
+        ends_with: a process, and the signal that this process gets when that one is gone; None lets
+            it go on alone.
     """
 
     gpus: str | None = None
@@ -119,7 +121,7 @@ class LocalJob(CellJob):
     def measure(self) -> str:
         if self.ends_with is not None:
             os_calls.die_with(*self.ends_with)
-        # to the end of this process, also where the command that started it is gone
+        # The leases last as long as this process, even if the command that started it is gone.
         shares.hold(self.leased)
         os.environ.update(self.variables)
         if (refused := self.refused_code()) is not None:
@@ -127,18 +129,18 @@ class LocalJob(CellJob):
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.gpus
         os.sched_setaffinity(0, self.cpus)
-        # the launcher has them blocked until here
+        # The launcher has blocked these signals until here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL_SIGNALS)
         began: dict[str, Any] = {"predict": estimates.prediction, "started_s": process_started_s()}
         if pauses(self.cfg) and self.ends_with is not None:
-            # the race, whose other cells do not disturb this one
+            # The race is the family of this cell: its other cells do not disturb this one.
             began["family"] = self.ends_with[0]
         return run.measure(self.workload, self.cfg, self.folder, True, **began).status
 
 
 @dataclass(frozen=True)
 class SlurmJob(CellJob):
-    """A task of SLURM, one on each node, with a secret of the submission; submitit calls it."""
+    """A task of SLURM, one on each node, with a secret of the submission. Submitit calls it."""
 
     key: str = ""
     grace_s: float = 0.0
@@ -149,7 +151,7 @@ class SlurmJob(CellJob):
         allocation = slurm.allocation(self.key, self.grace_s)
         several = slurm.several_tasks(allocation.nodes)
         if several is not None:
-            # the others leave it to this one to say so
+            # Only one of the tasks records the refusal.
             if allocation.node == 0 and slurm.task_of_node() == 0:
                 outcome.refuse(
                     outcome.begin(self.workload, self.cfg, self.folder, allocation.job), several
@@ -160,10 +162,10 @@ class SlurmJob(CellJob):
         if (refused := self.refused_code(allocation.job)) is not None:
             return refused
         done = run_folder.finished(self.folder)
-        # requeued after all was recorded
+        # SLURM requeued the job after everything was recorded.
         if done is not None and done.record.job == allocation.job:
             with closing(Peers(allocation)) as peers:
-                peers.meet()  # else the other nodes would wait for this one
+                peers.meet()  # Otherwise the other nodes would wait for this one.
             outcome.clean_up(self.folder)
             ownership.release(self.folder, allocation.job)
             return done.status
@@ -176,35 +178,40 @@ class SlurmJob(CellJob):
         return result.status
 
     def requeue(self, failure: Failure) -> bool:
-        """Put this job back into the queue, if that leads anywhere, unless SLURM has. Returns
-        whether it starts again: a run that saves nothing would reach its time limit again;
-        after a preemption it starts anew.
+        """Put this job back into the queue if that helps, unless SLURM has done so.
+
+        A run that has saved nothing new would reach its time limit again. After a preemption, the
+        job is always requeued.
+
+        Returns:
+            True if the job starts again.
         """
         job = os.environ["SLURM_JOB_ID"]
         if slurm.is_requeued(job):
             return True
-        useful = failure.kind == "preempted" or (
+        is_useful = failure.kind == "preempted" or (
             failure.kind == "timeout" and attempts.moved_on(self.folder)
         )
         return (
-            useful
+            is_useful
             and attempts.requeues(self.folder) <= self.cfg.max_requeues
             and slurm.requeue(job)
         )
 
     def assist(self, allocation: Allocation) -> str:
-        """Do the part of a node that is not the first. Where the first is lost,
-        the second records that.
+        """Do the part of a node that is not the first.
+
+        If the first node is lost, the second node records that.
         """
         try:
             with failures.interruptible():
                 failure = self._run_ranks(allocation)
         except Interrupted as interruption:
             failure = interruption.failure
-        lost = (
+        is_first_node_lost = (
             failure is not None and failure.kind == "node" and failure.host == allocation.hosts[0]
         )
-        if failure is not None and lost and allocation.node == 1:
+        if failure is not None and is_first_node_lost and allocation.node == 1:
             outcome.fail(
                 outcome.begin(self.workload, self.cfg, self.folder, allocation.job),
                 failure,
@@ -214,7 +221,7 @@ class SlurmJob(CellJob):
         return "ended"
 
     def _run_ranks(self, allocation: Allocation) -> Failure | None:
-        """Run the ranks of this node once node 0 says so. Returns what ended them early."""
+        """Run this node's ranks once node 0 says so. Return the failure that ended them early."""
         guest = Guest(allocation)
         try:
             config = prepare.typed(self.workload, self.cfg)
@@ -238,7 +245,7 @@ class SlurmJob(CellJob):
                 failure = elastic.launch(
                     self.workload.work, (config, self.folder, *arguments), placement, job
                 )
-            if failure is None:  # else node 0 may have recorded the run by now
+            if failure is None:  # After a failure, node 0 may have recorded the run by now.
                 gpus.write()
             guest.finish(failure)
             return failure
@@ -249,7 +256,7 @@ class SlurmJob(CellJob):
 def make_jobs(
     cells: Sequence[Cell], job_class: Callable[..., CellJob], **options: Any
 ) -> list[CellJob]:
-    """The cells as jobs, with the present state of the code."""
+    """Return the cells as jobs, which note the present state of the code."""
     code = environment.git()
     jobs = []
     for cell in cells:
@@ -262,15 +269,17 @@ def make_jobs(
 
 @contextmanager
 def submission() -> Iterator[int]:
-    """Context in which jobs are submitted, with files for their owner alone.
-    Yields the umask of the command.
+    """Submit jobs in this context: their files are readable only for their owner.
+
+    Yields:
+        The umask of the command.
     """
-    with private.imports(), private.umask() as before:
-        yield before
+    with private.imports(), private.umask() as umask_before:
+        yield umask_before
 
 
 def jobs_folder(sweep: Path) -> Path:
-    """The folder of a sweep in which its jobs find what they run. It is closed to other users."""
+    """Return the folder of a sweep with the files of its jobs. It is closed to other users."""
     return private.folder(
         sweep / SUBMITTED, "choose another folder for the sweep (name, hydra.sweep.dir)"
     )

@@ -1,5 +1,7 @@
-"""Estimates before a start: `predict=true` shows those of a sweep's cells, or of a single run, and
-starts nothing; `fit=warn|refuse|off` is about cells that the GPU's memory will not hold.
+"""Predict cells before they start, for `predict=true` and `fit=warn|refuse|off`.
+
+`predict=true` shows the predictions of a sweep's cells, or of a single run, and starts nothing.
+`fit` handles cells that the GPU's memory will not hold.
 """
 
 from collections.abc import Sequence
@@ -19,40 +21,44 @@ from multicard.sweep import cells, prediction_table, slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.prediction_table import PredictionRow
 
-SLURM_NODES = {  # by device
+SLURM_NODES = {  # Messages by device.
     "cuda": Message(
         "predict.slurm-gpus",
         "SLURM's nodes are not known here; name their GPU, as `predict.gpu=h100-80gb`",
         key="predict.gpu",
     ),
     "cpu": Message(
-        "predict.slurm-cpus", "SLURM's nodes are taken to have this machine's processor"
+        "predict.slurm-cpus", "SLURM's nodes are assumed to have this machine's processor"
     ),
 }
-# by workload; in training every GPU holds the whole model, so that more of them do not help
+# Remedies by workload. In vision training, every GPU holds the whole model, so more GPUs do not
+# help.
 REMEDIES = {
     "vision": "use a smaller batch_size or dataset.image_size",
     "llm": "use a smaller batch_size, `method=lora`, `method=qlora`, or more GPUs",
     "script": "use a smaller batch, as the script's arguments have it",
 }
-Predicted = tuple[Cell, Estimate]
+PredictedCell = tuple[Cell, Estimate]
 
 
 def show(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Print estimates of the cells, those measured before too, and which of them are refused; of
-    jobs of SLURM without what only their own nodes can answer. Refuses a predict.gpu that is no
-    known GPU.
+    """Print predictions of the cells, including cells measured before, and the refused cells.
+
+    For jobs of SLURM, predictions leave out whatever only their nodes can answer. A predict.gpu
+    that is not a known GPU is refused.
     """
-    left = sweep.left
-    cells.check(sweep, left, on_slurm or any(is_elsewhere(cell.cfg) for cell in left))
-    sound = sorted(sweep.cells, key=lambda cell: cell.number)
+    remaining = sweep.left
+    cells.check_cells(
+        sweep, remaining, on_slurm or any(is_elsewhere(cell.cfg) for cell in remaining)
+    )
+    sound_cells = sorted(sweep.cells, key=lambda cell: cell.number)
     members: list[tuple[Cell, TargetMachine]] = []
     for cell, target in zip(
-        sound, targets([cell.config for cell in sound], on_slurm=on_slurm), strict=True
+        sound_cells, targets([cell.config for cell in sound_cells], on_slurm=on_slurm), strict=True
     ):
-        crowd = _crowd(cell, target, on_slurm) if cell.result is None else ""
-        if crowd:
-            sweep.refuse(cell, crowd)
+        crowd_reason = _crowd_reason(cell, target, on_slurm) if cell.result is None else ""
+        if crowd_reason:
+            sweep.refuse(cell, crowd_reason)
         else:
             members.append((cell, target))
     if on_slurm:
@@ -62,30 +68,30 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
             say(line)
     if members:
         configs = [cell.config for cell, _ in members]
-        where = [target for _, target in members]
-        answers = estimate(configs, members[0][0].folder, where, Effort.all)
+        machines = [target for _, target in members]
+        answers = estimate(configs, members[0][0].folder, machines, Effort.all)
         _show([(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
     cells.say_refused(sweep)
 
 
-def _crowd(cell: Cell, target: TargetMachine, on_slurm: bool) -> str:
-    """The reason for which more CPU ranks than cores are not predicted; empty for others."""
+def _crowd_reason(cell: Cell, target: TargetMachine, on_slurm: bool) -> str:
+    """Return why more CPU ranks than cores are not predicted, or "" if there are enough cores."""
     config = cell.config
     cores = resources(config).cpus if on_slurm else environment.cores()
     if target.device_type != "cpu" or config.gpus <= cores:
         return ""
     crowd = (
-        f"{config.gpus} CPU ranks would take turns on {count(cores, 'core')}, whose time no run"
-        " tells"
+        f"{config.gpus} CPU ranks would take turns on {count(cores, 'core')}, and no run shows how"
+        " long that takes"
     )
     sentence = f"gpus={config.gpus}: {crowd}; use `gpus={cores}` or fewer"
     return Message("predict.crowd", sentence, key="gpus", value=config.gpus, cores=cores)
 
 
-def _show(predicted: Sequence[Predicted]) -> None:
-    # of `experiment=all` one for each experiment
-    sections: dict[str, dict[str, list[Predicted]]] = {}
-    for cell, answer in predicted:  # repetitions of a cell are together
+def _show(predicted: Sequence[PredictedCell]) -> None:
+    # With `experiment=all`, each experiment is a section.
+    sections: dict[str, dict[str, list[PredictedCell]]] = {}
+    for cell, answer in predicted:  # Repetitions of a cell share a row.
         experiment = str(cell.composed.hydra.runtime.choices.get("experiment") or "")
         sections.setdefault(experiment, {}).setdefault(cell.config.identity(), []).append(
             (cell, answer)
@@ -96,25 +102,29 @@ def _show(predicted: Sequence[Predicted]) -> None:
         " behind them:"
     )
     say(Message("predict.title", sentence, key="predict", where=where))
-    every = list[PredictionRow]()
+    all_rows = list[PredictionRow]()
     for experiment, groups in sections.items():
         rows = _rows([*groups.values()])
         title = ["", f"experiment={experiment}"] if len(sections) > 1 else []
-        say("\n".join([*title, *prediction_table.table(rows, text_table.terminal_width())]))
-        every += rows
+        say("\n".join([*title, *prediction_table.table_lines(rows, text_table.terminal_width())]))
+        all_rows += rows
     on_gpus = any(answer.target.device_type == "cuda" for _, answer in predicted)
-    say("\n".join([*prediction_table.notes(every), prediction_table.sums(every, on_gpus)]))
+    say(
+        "\n".join(
+            [*prediction_table.note_lines(all_rows), prediction_table.sums_line(all_rows, on_gpus)]
+        )
+    )
 
 
-def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictionRow]:
-    """A row a cell, with the axes of the final table."""
+def _rows(groups: Sequence[Sequence[PredictedCell]]) -> list[PredictionRow]:
+    """Return one row for each cell, with the axes of the final table."""
     records = [cell.as_record(answer.target.device_type) for (cell, answer), *_ in groups]
     axes = comparable.varied(records, groups[0][0][0].workload.record.always)
     shown = [{axis: comparable.cell(record, axis) for axis in axes} for record in records]
-    left = [sum(cell.result is None for cell, _ in group) for group in groups]
+    left_by_group = [sum(cell.result is None for cell, _ in group) for group in groups]
     return [
-        PredictionRow(own, group[0][1], len(group), n)
-        for own, group, n in zip(shown, groups, left, strict=True)
+        PredictionRow(row_axes, group[0][1], len(group), left_runs)
+        for row_axes, group, left_runs in zip(shown, groups, left_by_group, strict=True)
     ]
 
 
@@ -122,46 +132,49 @@ def _rows(groups: Sequence[Sequence[Predicted]]) -> list[PredictionRow]:
 
 
 def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
-    """Name the cells to be measured that will not fit, and those that may not, each in a line; with
-    fit=refuse those that will not are refused instead, and a race leaves them out.
+    """Print a line on the cells that will not fit, and a line on the cells that may not fit.
+
+    With fit=refuse, cells that will not fit are refused instead. A race leaves such cells out.
 
     Args:
-        on_slurm: they run on other nodes, whose GPU is known by `predict.gpu` or `predict.memory`
-            alone; those in the queue already stay there.
+        on_slurm: the cells run on other nodes, whose GPU is only known from `predict.gpu` or
+            `predict.memory`. Cells that are in the queue stay there.
 
     Raises:
         ValueError: predict.gpu names no known GPU, or SLURM does not answer.
     """
-    left = sweep.left
-    for name in {cell.cfg.predict.gpu for cell in left} - {None}:
-        find_gpu(name)  # Refuse a wrong name even if nothing needs the GPU.
-    asked = [
-        cell for cell in left if _needs_check(cell) and (not on_slurm or is_elsewhere(cell.cfg))
+    remaining = sweep.left
+    for name in {cell.cfg.predict.gpu for cell in remaining} - {None}:
+        find_gpu(name)  # A wrong name is refused even if nothing needs the GPU.
+    cells_to_check = [
+        cell
+        for cell in remaining
+        if _needs_check(cell) and (not on_slurm or is_elsewhere(cell.cfg))
     ]
-    if not asked or not (on_slurm or devices.visible_gpus()):
+    if not cells_to_check or not (on_slurm or devices.visible_gpus()):
         return
     began_s = clock_s()
-    estimated = _fitted(asked, on_slurm)
+    estimated = _estimates_on_gpus(cells_to_check, on_slurm)
     sweep.command.foreseen_s += clock_s() - began_s
     remedy = REMEDIES[sweep.command.workload.name]
-    # by verdict and cell, once for all repetitions
+    # By verdict and cell, so that all repetitions of a cell are named once.
     unfit: dict[str, dict[str, str]] = {"no": {}, "tight": {}}
-    for cell, found in estimated:
-        fits = found.prediction.fits
+    for cell, cell_estimate in estimated:
+        fits = cell_estimate.prediction.fits
         if fits == "no" and cell.cfg.race.figure is not None:
-            needs = _needs(found)
+            needs = _needs(cell_estimate)
             reason = Message(
                 "fit.not-raced", f"{needs}; `fit=off` tries it", key="fit", needs=needs
             )
             sweep.refuse(cell, reason, is_mistake=False)
         elif fits == "no" and cell.cfg.fit == Fit.refuse:
-            needs = _needs(found)
+            needs = _needs(cell_estimate)
             sentence = f"fit=refuse: {needs}; {remedy}, or try it with `fit=warn`"
             sweep.refuse(cell, Message("fit.refused", sentence, key="fit", needs=needs))
         elif fits in unfit:
-            unfit[fits].setdefault(cell.config.identity(), _unfit_cell(cell, found))
+            unfit[fits].setdefault(cell.config.identity(), _unfit_cell(cell, cell_estimate))
     if members := [*unfit["no"].values()]:
-        named_cells = prediction_table.listed(members, NAMED_CELLS)
+        named_cells = prediction_table.list_first(members, NAMED_CELLS)
         sentence = (
             f"{count(len(members), 'cell')} will not fit: {named_cells}; {remedy}, or `fit=off`"
         )
@@ -170,7 +183,7 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
             error=True,
         )
     if members := [*unfit["tight"].values()]:
-        named_cells = prediction_table.listed(members, NAMED_CELLS)
+        named_cells = prediction_table.list_first(members, NAMED_CELLS)
         sentence = f"{count(len(members), 'cell')} may not fit: {named_cells}"
         say(
             Message("fit.may-not", sentence, key="fit", cells=len(members), named=named_cells),
@@ -178,43 +191,47 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
         )
 
 
-def _unfit_cell(cell: Cell, found: Estimate) -> Message:
-    needs = _needs(found)
+def _unfit_cell(cell: Cell, cell_estimate: Estimate) -> Message:
+    needs = _needs(cell_estimate)
     sentence = f"{cell.label}{cell.folder.name} {needs}"
     return Message(
         "fit.cell", sentence, cell=cell.label.strip(), folder=cell.folder.name, needs=needs
     )
 
 
-def _fitted(asked: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
-    """The estimates for GPUs; none where they fail."""
-    queued = slurm_submit.queued_jobs(asked) if on_slurm else {}
-    asked = [cell for cell in asked if cell.number not in queued]
-    configs = [cell.config for cell in asked]
+def _estimates_on_gpus(cells_to_check: list[Cell], on_slurm: bool) -> list[tuple[Cell, Estimate]]:
+    """Return the predictions for GPUs, or none if predicting fails."""
+    queued = slurm_submit.queued_jobs(cells_to_check) if on_slurm else {}
+    cells_to_check = [cell for cell in cells_to_check if cell.number not in queued]
+    configs = [cell.config for cell in cells_to_check]
     with printing_errors():
-        where = targets(configs, here=not on_slurm)
-        found = estimate(configs, asked[0].folder, where, Effort.gpus) if asked else []
+        machines = targets(configs, here=not on_slurm)
+        cell_estimates = (
+            estimate(configs, cells_to_check[0].folder, machines, Effort.gpus)
+            if cells_to_check
+            else []
+        )
         return [
-            pair for pair in zip(asked, found, strict=True) if pair[1].target.device_type == "cuda"
+            pair
+            for pair in zip(cells_to_check, cell_estimates, strict=True)
+            if pair[1].target.device_type == "cuda"
         ]
     return []
 
 
 def _needs_check(cell: Cell) -> bool:
-    """False for cells that only try the code, and for those that
-    were measured as often as `repeat` says already.
-    """
+    """Return False for cells that only try the code, or were repeated often enough already."""
     cfg = cell.cfg
-    first = LEAST_AUTO if cfg.repeat == AUTO else repeats(cfg.repeat)
-    again = cfg.repeat != "1" and cfg.repetition > first
-    no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
-    return not (cfg.fit == Fit.off or no_figure or again)
+    first_repetitions = LEAST_AUTO if cfg.repeat == AUTO else repeats(cfg.repeat)
+    is_extra_repetition = cfg.repeat != "1" and cfg.repetition > first_repetitions
+    has_no_figure = cfg.scale == Scale.smoke or cfg.device == Device.cpu or cfg.oversubscribe
+    return not (cfg.fit == Fit.off or has_no_figure or is_extra_repetition)
 
 
-def _needs(found: Estimate) -> str:
-    """The memory that a cell needs, and that of the GPU."""
-    gpu = found.target.gpu or "the GPU"
-    prediction = found.prediction
+def _needs(cell_estimate: Estimate) -> str:
+    """Describe the memory that a cell needs, and the memory of the GPU."""
+    gpu = cell_estimate.target.gpu or "the GPU"
+    prediction = cell_estimate.prediction
     memory = prediction.memory_bytes
     if prediction.memory_basis == peaks.RAN_OUT:
         return Message("fit.ran-out", f"ran out of memory on {gpu} before", gpu=gpu)

@@ -1,4 +1,4 @@
-"""What sbatch says when it does not submit a job: in one line, with the key and the remedy."""
+"""Turn the output of an sbatch that did not submit into one line with the key and the remedy."""
 
 import re
 from collections.abc import Mapping
@@ -8,31 +8,31 @@ from typing import Any
 from multicard.config.job import Resources
 from multicard.messages import Refusal
 
-SAID = re.compile(r"^sbatch: (?:error: |fatal: )?")
+PREFIX = re.compile(r"^sbatch: (?:error: |fatal: )?")
 BY_CONTROLLER = "Batch job submission failed: "
-# Answers after which the controller may have the job all the same: the request was sent,
-# and no answer came back
+# After such an output, the controller may have the job nevertheless: the request was sent, but no
+# answer came back.
 UNANSWERED = re.compile(
     r"timed out|zero bytes|connection (reset|closed)|broken pipe|communication|unexpected"
     r" message|insane|incomplete"
     r"|unknown reason",
     re.IGNORECASE,
 )
-# Lines that sbatch prints beside a refusal and that say nothing about it
-NOISE = re.compile(
+# Lines that sbatch prints with a refusal, although they say nothing about it.
+IRRELEVANT = re.compile(
     r"Try .sbatch --help. for more information|Slurm temporarily unable to accept job, sleeping"
 )
 
 
 @dataclass(frozen=True)
 class SlurmReason:
-    """What SLURM's own reason for a refusal is about.
+    """A key that one of SLURM's reasons is about.
 
     Args:
-        pattern: of the reason.
-        key: that has to change.
-        option: of sbatch that the key sets.
-        remedy: how the possible values are found.
+        pattern: matches the reason.
+        key: the key that has to change.
+        option: the option of sbatch that the key sets.
+        remedy: how to find the possible values.
     """
 
     pattern: str
@@ -71,49 +71,50 @@ CAUSES = (
 )
 
 
-# sbatch found no controller to ask: nothing was submitted, and nothing was refused
+# If sbatch found no controller to ask, nothing was submitted and nothing was refused.
 UNREACHED = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE
 )
 
 
-def lines(output: str) -> list[str]:
-    """What sbatch said, its own words and the site's, each line once and without its beginning."""
-    found = (SAID.sub("", line.strip()) for line in output.splitlines())
-    return list(dict.fromkeys(line for line in found if line and not NOISE.search(line)))
+def output_lines(output: str) -> list[str]:
+    """Return the lines of sbatch and the site, each line once and without sbatch's prefix."""
+    stripped = (PREFIX.sub("", line.strip()) for line in output.splitlines())
+    return list(dict.fromkeys(line for line in stripped if line and not IRRELEVANT.search(line)))
 
 
-def own_reason(said: list[str]) -> str:
-    """SLURM's own reason among these lines, by which the key
-    is found: a site's words may name anything.
+def reason_of_slurm(sbatch_lines: list[str]) -> str:
+    """Return SLURM's reason among these lines, which decides the key.
+
+    The site's lines do not decide it, because their words may name anything.
     """
     by_controller = [
-        line.removeprefix(BY_CONTROLLER) for line in said if line.startswith(BY_CONTROLLER)
+        line.removeprefix(BY_CONTROLLER) for line in sbatch_lines if line.startswith(BY_CONTROLLER)
     ]
-    return (by_controller or said or [""])[-1]
+    return (by_controller or sbatch_lines or [""])[-1]
 
 
 def is_unanswered(output: str) -> bool:
-    """True where the job may be in the queue although sbatch failed."""
-    reason = own_reason(lines(output))
+    """Return True if the job may be in the queue although sbatch failed."""
+    reason = reason_of_slurm(output_lines(output))
     return not reason or UNANSWERED.search(reason) is not None
 
 
 def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusal:
-    """A refusal of sbatch in one line, with all that it said.
+    """Explain a refusal of sbatch in one line that includes all of its output.
 
     Args:
-        output: all that sbatch printed as errors.
+        output: everything that sbatch printed to stderr.
         flags: the options with which the job was submitted.
     """
-    said = lines(output)
-    own = own_reason(said)
+    sbatch_lines = output_lines(output)
+    slurm_reason = reason_of_slurm(sbatch_lines)
     reason = (
-        "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in said))
+        "; ".join(dict.fromkeys(line.removeprefix(BY_CONTROLLER) for line in sbatch_lines))
         or "without a word"
     )
-    plain = own.lower()
-    if UNREACHED.search(own):
+    lowered_reason = slurm_reason.lower()
+    if UNREACHED.search(slurm_reason):
         return Refusal(
             "slurm.unreached",
             f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and"
@@ -121,7 +122,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             key="hydra/launcher",
             reason=reason,
         )
-    if "node configuration" in plain or "node count" in plain:
+    if "node configuration" in lowered_reason or "node count" in lowered_reason:
         kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
         return Refusal(
             "slurm.no-node",
@@ -133,7 +134,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             asked=request.in_words(),
             reason=reason,
         )
-    if "policy" in plain:
+    if "policy" in lowered_reason:
         return Refusal(
             "slurm.policy",
             f"hydra/launcher=submitit_slurm: a limit of the site forbids these jobs ({reason}), on"
@@ -143,7 +144,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
             reason=reason,
         )
     for cause in CAUSES:
-        if re.search(cause.pattern, plain):
+        if re.search(cause.pattern, lowered_reason):
             value = request.time_min if cause.key == "time_min" else flags.get(cause.option)
             typed = "null" if value is None else value
             return Refusal(
@@ -153,7 +154,7 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
                 value=value,
                 reason=reason,
             )
-    option = re.search(r"option '?-*([\w-]+)", own)
+    option = re.search(r"option '?-*([\w-]+)", slurm_reason)
     if option is not None and option[1] in flags:
         name = option[1]
         return Refusal(
@@ -174,11 +175,12 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
     )
 
 
-def unanswered(output: str, name: str) -> Refusal:
-    """The refusal of cells whose jobs may, or may not,
-    be in the queue: the same command looks for them first.
+def unanswered_refusal(output: str, name: str) -> Refusal:
+    """Return the refusal of cells whose jobs may or may not be in the queue.
+
+    The same command looks for these jobs before it submits any.
     """
-    reason = "; ".join(lines(output)) or "without a word"
+    reason = "; ".join(output_lines(output)) or "without a word"
     return Refusal(
         "slurm.unanswered",
         f"hydra/launcher=submitit_slurm: sbatch ended without an answer ({reason}), and no job"

@@ -1,9 +1,8 @@
-"""Submits the cells of a sweep to SLURM, in arrays of equal resources,
-and finds jobs that were submitted before.
+"""Submit the cells of a sweep to SLURM, as arrays of jobs with equal resources.
 
-The cells of an array are written to `.submitit/` of the sweep before it is submitted, under the
-name that its jobs
-get: the command may be killed at any moment, and the same command still finds the jobs.
+Jobs that were submitted before are found again. Before an array is submitted, its cells are written
+to `.submitit/` of the sweep, under the name that its jobs get. The command may therefore be killed
+at any moment, and the same command still finds the jobs.
 """
 
 import json
@@ -40,9 +39,9 @@ from multicard.sweep.job import (
     terminal_blocked,
 )
 
-# Files that submitit writes before it submits, and leaves where sbatch refuses
+# Submitit writes these files before it submits, and leaves them if sbatch refuses.
 UNSUBMITTED = re.compile(r"[0-9a-f]{32}\.pkl|\.submission_file_[0-9a-f]+\.sh")
-# After an sbatch without an answer, SLURM is asked for the job until this long after
+# If sbatch gives no answer, SLURM is asked for the job for this time.
 LOOKS_FOR_S = 30.0
 LOOKS_EVERY_S = 3.0
 
@@ -51,23 +50,27 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class JobArray:
-    """Cells whose jobs ask for the same: the resources of a node, and the launcher's options."""
+    """Cells whose jobs ask for the same resources of a node and have the same launcher options."""
 
     request: Resources
     options: Options
     cells: list[Cell]
 
     def in_words(self) -> str:
-        """A line for the resources and one for each option of the site."""
+        """Return a line for the resources, and one for each option of the site."""
         return slurm_options.in_words(self.request, self.options)
 
 
 def submit(sweep: Sweep) -> dict[int, str]:
-    """Submit the cells that are not in the queue already. Returns SLURM's name of each job, by the
-    cell's number; a ValueError where SLURM cannot be asked, or refuses what is the same for all
-    jobs.
+    """Submit the cells that are not in the queue already.
+
+    Returns:
+        SLURM's name of each job, by the cell's number.
+
+    Raises:
+        ValueError: SLURM cannot be asked, or refuses an option that all jobs share.
     """
-    for program in ("sbatch", "srun"):  # submitit wants both
+    for program in ("sbatch", "srun"):  # Submitit needs both.
         if shutil.which(program) is None:
             raise Refusal(
                 "slurm.absent",
@@ -76,20 +79,20 @@ def submit(sweep: Sweep) -> dict[int, str]:
                 key="hydra/launcher",
                 program=program,
             )
-    left = sweep.left
-    arrays(left)  # refuses options before anything is written
-    folder = jobs_folder(left[0].folder.parent)
-    # two commands at once would submit the same cell twice
+    remaining = sweep.left
+    arrays(remaining)  # This refuses options before anything is written.
+    folder = jobs_folder(remaining[0].folder.parent)
+    # Without the lock, two commands at once would submit the same cell twice.
     with FileLock(folder / "lock", mode=0o600) as lock:
-        jobs = queued_jobs(left)
-        for cell in left:
+        jobs = queued_jobs(remaining)
+        for cell in remaining:
             if cell.number in jobs:
                 job = jobs[cell.number]
                 message = Message(
                     "job.submitted-before", f"job {job} was submitted before", job=job
                 )
                 say(f"{cell.title}{message}")
-        for array in arrays([cell for cell in left if cell.number not in jobs]):
+        for array in arrays([cell for cell in remaining if cell.number not in jobs]):
             try:
                 with submission() as umask:
                     jobs |= submit_array(folder, array, umask)
@@ -108,15 +111,15 @@ def submit(sweep: Sweep) -> dict[int, str]:
 
 
 def queued_jobs(left: list[Cell]) -> dict[int, str]:
-    """The jobs of an earlier command that have not ended, by their cell's number."""
+    """Return the jobs of an earlier command that have not ended, by their cell's number."""
     folder = left[0].folder.parent / SUBMITTED if left else Path()
     numbers = {cell.folder.name: cell.number for cell in left}
-    # several jobs of a cell that was submitted again after a failure
+    # A cell that was submitted again after a failure has several jobs.
     candidates: list[tuple[str, int]] = []
     for file in folder.glob("*.json"):
         array = run_folder.read_json(file)
         if array is not None:
-            # null if the command was killed as it submitted
+            # The name is null if the command was killed while it submitted.
             job = array["job"] or slurm.job_named(file.stem)
             jobs = [] if job is None else _array_jobs(job, len(array["cells"]))
             pairs = zip(jobs, array["cells"], strict=False)
@@ -126,8 +129,9 @@ def queued_jobs(left: list[Cell]) -> dict[int, str]:
 
 
 def arrays(left: list[Cell]) -> list[JobArray]:
-    """The cells as arrays of jobs with the same resources and options, in the sweep's order;
-    wrong ones are refused.
+    """Group cells into arrays of jobs with the same resources and options, in the sweep's order.
+
+    Invalid options are refused.
     """
     groups: dict[str, JobArray] = {}
     for cell in left:
@@ -135,7 +139,7 @@ def arrays(left: list[Cell]) -> list[JobArray]:
         if "%" in str(place):
             raise Refusal(
                 "slurm.percent",
-                f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs for a"
+                f"hydra.sweep.dir={place}: SLURM takes % in the names of its logs as a"
                 " placeholder; choose a folder without it",
                 key="hydra.sweep.dir",
                 value=str(place),
@@ -143,22 +147,23 @@ def arrays(left: list[Cell]) -> list[JobArray]:
         options: Any = OmegaConf.to_container(cell.composed.hydra.launcher, resolve=True)
         request = resources(cell.config)
         check_options(options, request)
-        slurm_options.flags(request, options)  # which refuses what a job cannot have
+        slurm_options.flags(request, options)  # This refuses options that a job cannot have.
         key = f"{request} {json.dumps(options, sort_keys=True, default=str)}"
         groups.setdefault(key, JobArray(request, options, [])).cells.append(cell)
-    most = (
+    max_cells = (
         slurm.max_array_size() if any(len(group.cells) > 1 for group in groups.values()) else None
     )
-    return list(chain.from_iterable(_parts(group, most) for group in groups.values()))
+    return list(chain.from_iterable(_split_array(group, max_cells) for group in groups.values()))
 
 
-def _parts(array: JobArray, most: int | None) -> list[JobArray]:
-    """The array in parts of no more cells than SLURM takes in one.
-    They share out how many jobs may run at a time.
+def _split_array(array: JobArray, max_cells: int | None) -> list[JobArray]:
+    """Split an array into parts that are small enough for SLURM.
+
+    The parts divide the number of jobs that may run at a time between them.
     """
     cells = array.cells
     parallel = array.options["array_parallelism"]
-    parts = 1 if most is None else math.ceil(len(cells) / max(most, 1))
+    parts = 1 if max_cells is None else math.ceil(len(cells) / max(max_cells, 1))
     if parts == 1:
         return [array]
     bounds = [len(cells) * part // parts for part in range(parts + 1)]
@@ -172,9 +177,7 @@ def _parts(array: JobArray, most: int | None) -> list[JobArray]:
 
 
 def check_options(options: Mapping[Any, Any], request: Resources) -> None:
-    """Refuse options of the launcher that have the wrong type, or that no job can keep,
-    before anything is written.
-    """
+    """Refuse launcher options of a wrong type or value before anything is written."""
     for key in ("array_parallelism", "signal_delay_s"):
         value = options[key]
         if type(value) is not int or value <= 0:
@@ -189,7 +192,7 @@ def check_options(options: Mapping[Any, Any], request: Resources) -> None:
         raise Refusal(
             "slurm.early-signal",
             f"hydra.launcher.signal_delay_s={early_s}: must be less than the time limit "
-            f"(time_min={request.time_min}); else a job is asked to save before it has begun",
+            f"(time_min={request.time_min}); otherwise a job must save before it has begun",
             key="hydra.launcher.signal_delay_s",
             value=early_s,
             time_min=request.time_min,
@@ -209,13 +212,18 @@ def check_options(options: Mapping[Any, Any], request: Resources) -> None:
 
 
 def _array_jobs(job: str, count: int) -> list[str]:
-    """SLURM's names of the jobs of an array; a single job is submitted without an array."""
+    """Return SLURM's names of the jobs of an array. A single job is submitted without an array."""
     return [job] if count == 1 else [f"{job}_{index}" for index in range(count)]
 
 
 def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
-    """Submit one array. Returns each cell's job, by the cell's number;
-    a ValueError says what sbatch refuses.
+    """Submit one array.
+
+    Returns:
+        Each cell's job, by the cell's number.
+
+    Raises:
+        ValueError: sbatch refused the array.
     """
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -235,8 +243,8 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
         "cells": [cell.folder.name for cell in cells],
         "key": key,
     }
-    before = {*folder.iterdir()}
-    try:  # submitit prints what sbatch says
+    files_before = {*folder.iterdir()}
+    try:  # Submitit prints the output of sbatch, so it is caught.
         run_folder.write_json(file, content | {"job": None})
         with (
             terminal_blocked(),
@@ -247,17 +255,17 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
             submitted = [executor.submit(job) for job in jobs]
         job = submitted[0].job_id.partition("_")[0]
     except (FailedJobError, FailedSubmissionError) as error:
-        found = None
+        unanswered_job = None
         if isinstance(error, FailedSubmissionError) or slurm_refusals.is_unanswered(str(error)):
-            found = _job_that_may_be_there(name)
-            if found is None:
-                raise slurm_refusals.unanswered(str(error), name) from None
-        if found is None:
-            _remove_unsubmitted(folder, before)
+            unanswered_job = _find_unanswered_job(name)
+            if unanswered_job is None:
+                raise slurm_refusals.unanswered_refusal(str(error), name) from None
+        if unanswered_job is None:
+            _remove_unsubmitted(folder, files_before)
             raise slurm_refusals.explain(str(error), request, flags) from None
-        job = found
+        job = unanswered_job
     except OSError as error:
-        _remove_unsubmitted(folder, before)
+        _remove_unsubmitted(folder, files_before)
         raise Refusal.of(unwritable(folder, error, "hydra.sweep.dir")) from None
     run_folder.write_json(file, content | {"job": job})
     message = Message(
@@ -273,9 +281,10 @@ def submit_array(folder: Path, array: JobArray, umask: int) -> dict[int, str]:
     }
 
 
-def _job_that_may_be_there(name: str) -> str | None:
-    """The job of a submission that SLURM did not answer; None where it is not known within
-    `LOOKS_FOR_S`. A busy controller may take a while to show it.
+def _find_unanswered_job(name: str) -> str | None:
+    """Return the job of a submission that SLURM did not answer, or None if it stays unknown.
+
+    A busy controller may take a while to show it, so it is looked for during `LOOKS_FOR_S`.
     """
     until_s = clock_s() + LOOKS_FOR_S
     while True:
@@ -288,19 +297,20 @@ def _job_that_may_be_there(name: str) -> str | None:
         pause(LOOKS_EVERY_S)
 
 
-def _remove_unsubmitted(folder: Path, before: set[Path]) -> None:
-    """Remove the files of a submission that SLURM refused; those of earlier ones,
-    whose jobs may be queued, stay.
+def _remove_unsubmitted(folder: Path, files_before: set[Path]) -> None:
+    """Remove the files of a submission that SLURM refused.
+
+    Files of earlier submissions stay, because their jobs may be queued.
     """
-    for path in {*folder.iterdir()} - before:
+    for path in {*folder.iterdir()} - files_before:
         if UNSUBMITTED.fullmatch(path.name) or path.suffix == ".json":
             path.unlink(missing_ok=True)
 
 
 def parameters(name: str, request: Resources, options: Options) -> dict[str, Any]:
-    """The job's resources and the site's options, as submitit takes them."""
-    # Since SLURM 22.05 srun does not take the cores from sbatch. Sites with --export=NONE would
-    # keep from the task what the job's script exports for it.
+    """Return the job's resources and the site's options in the form that submitit takes."""
+    # Since SLURM 22.05, srun does not take over the cores from sbatch. On sites with --export=NONE,
+    # the task would not get the variables that the job's script exports for it.
     srun = [f"--cpus-per-task={request.cpus}", "--export=ALL"]
     if request.nodes > 1:
         srun += ["--no-kill", "--kill-on-bad-exit=0"]

@@ -1,4 +1,4 @@
-"""Waits for the jobs of a sweep, and records the end of jobs that left no record."""
+"""Wait for the jobs of a sweep, and record the end of jobs that left no record."""
 
 import sys
 from contextlib import suppress
@@ -19,11 +19,11 @@ from multicard.sweep.drive import Drive, Pace
 from multicard.sweep.job import SUBMITTED
 from multicard.sweep.streak import SameFailureError, Streak
 
-# between two looks at the queue: longer while nothing happens
+# The time between two looks at the queue grows while nothing happens.
 SHORTEST_POLL_S = 1.0
 LONGEST_POLL_S = 15.0
-RECORD_LAG_S = 20.0  # within which the record of a job that left the queue is seen here
-ACCOUNTING_LAG_S = 60.0  # within which accounting knows of a job that ended
+RECORD_LAG_S = 20.0  # The record of a job that left the queue is visible here within this time.
+ACCOUNTING_LAG_S = 60.0  # Accounting knows about a job that ended within this time.
 STATUS_OF = {
     "TIMEOUT": "timeout",
     "DEADLINE": "timeout",
@@ -31,8 +31,8 @@ STATUS_OF = {
     "OUT_OF_MEMORY": "oom",
     "CANCELLED": "interrupted",
 }
-REFUSED = "refused: "  # begins the last line of a job that refused to run
-NO_OUTPUT = "0:53"  # exit code where SLURM could not open the job's log
+REFUSED = "refused: "  # The last line of a job that refused to run begins with this.
+NO_OUTPUT = "0:53"  # The exit code if SLURM could not open the job's log.
 
 
 def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
@@ -42,8 +42,8 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
         jobs: SLURM's name of each cell's job, by the cell's number.
 
     Raises:
-        SameFailureError: the cells that are left would fail as those before;
-            their jobs are cancelled.
+        SameFailureError: the remaining cells would fail as the cells before did. Their jobs are
+            cancelled.
     """
     queue = Queue(sweep.cells, jobs)
     drive = Drive(queue, Pace(len(jobs)), streak)
@@ -53,22 +53,24 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
             drive.run()
             return
         except KeyboardInterrupt as interrupted:
-            interruption.answer_again()  # at the question, and when it goes on waiting
-            goes_on = _cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT"))
+            # Ctrl-C must work again at the question, and if the command goes on waiting.
+            interruption.answer_again()
+            goes_on = _offer_to_cancel(sweep, queue, asks=str(interrupted) in ("", "SIGINT"))
 
 
 class Queue:
-    """The jobs of a sweep that have not ended yet, by their cell's number. See `drive.Backend`."""
+    """The jobs of a sweep that have not ended, by their cell's number. See `drive.Backend`."""
 
     def __init__(self, cells: list[Cell], jobs: dict[int, str]) -> None:
         self.cells = cells
         self.jobs = dict(jobs)
         self.states: dict[str, State] = {}
-        self.missing_since_s: dict[str, float] = {}  # of jobs that are not in the queue
+        self.missing_since_s: dict[str, float] = {}  # When each job was first not in the queue.
         self.stuck: set[str] = set()
-        # jobs that have left the queue, and of which nobody says how they ended
+        # Jobs that have left the queue, although SLURM does not say how they ended.
         self.unknown: set[str] = set()
-        self._changed_s: float | None = None  # when a job was last seen to end; None: never looked
+        # When a job was last seen to end, or None before the first look.
+        self._changed_s: float | None = None
 
     def is_busy(self) -> bool:
         return bool(self.jobs)
@@ -77,7 +79,7 @@ class Queue:
         return [cell for cell in self.cells if cell.number in self.jobs]
 
     def start(self) -> None:
-        """Nothing: SLURM starts the jobs."""
+        """Do nothing: SLURM starts the jobs."""
 
     def collect(self) -> list[Cell]:
         if self._changed_s is None:
@@ -93,17 +95,20 @@ class Queue:
             self._changed_s = clock_s()
         for reason, jobs in self.newly_stuck().items():
             names = " ".join(slurm.ranges(jobs))
-            say(_why_stuck(names, reason), error=True)
+            say(_stuck_message(names, reason), error=True)
         return ended
 
     def poll(self) -> list[Cell]:
-        """Ask SLURM once about all jobs. Returns the cells whose jobs have ended, or let go of
-        their folder, since the last call.
+        """Ask SLURM once about all jobs.
+
+        Returns:
+            The cells whose jobs have ended, or let go of their folder, since the last call.
         """
         waiting = self.waiting()
         try:
             self.states = slurm.queued(list(self.jobs.values()))
-        except slurm.SilentError:  # a job that cannot be seen now has not left the queue for that
+        # If SLURM does not answer, a job that cannot be seen has not therefore left the queue.
+        except slurm.SilentError:
             self.missing_since_s.clear()
             return []
         ended = []
@@ -111,7 +116,7 @@ class Queue:
             job = self.jobs[cell.number]
             run = run_folder.read(cell.folder)
             if run is not None and run.record.job == job:
-                # after its record a job removes what it resumes from, and mirrors the run
+                # After its record, a job still removes its checkpoints and mirrors the run.
                 if job not in self.states or not ownership.is_held_by(cell.folder, job):
                     cell.result = run
                     ended.append(cell)
@@ -125,19 +130,20 @@ class Queue:
         return ended
 
     def newly_stuck(self) -> dict[str, list[str]]:
-        """The jobs that do not begin by themselves, since the last call, by SLURM's reason."""
+        """Return jobs that do not begin by themselves since the last call, by SLURM's reason."""
         stuck = {job: state.reason for job, state in self.states.items() if state.stuck}
-        new = {job: reason for job, reason in stuck.items() if job not in self.stuck}
+        newly_stuck = {job: reason for job, reason in stuck.items() if job not in self.stuck}
         self.stuck = {*stuck}
         return {
-            reason: [job for job in new if new[job] == reason] for reason in sorted({*new.values()})
+            reason: [job for job in newly_stuck if newly_stuck[job] == reason]
+            for reason in sorted({*newly_stuck.values()})
         }
 
     def give_up(self, why: SameFailureError) -> int:
         queued = self._not_begun()
         if not queued:
             return 0
-        # some may have begun by now
+        # Some jobs may have begun by now, and these must go on.
         slurm.ask("scancel", "--state=PENDING", *slurm.ranges([*queued.values()]))
         unended = {*queued.values()}
         with suppress(slurm.SilentError):
@@ -156,8 +162,8 @@ class Queue:
             queued=len(queued),
         )
         say(message, error=True)
-        if left := self._not_begun():
-            names = slurm.ranges([*left.values()])
+        if not_begun := self._not_begun():
+            names = slurm.ranges([*not_begun.values()])
             message = Message(
                 "job.left",
                 f"To cancel those that are left: `scancel {' '.join(names)}`",
@@ -173,45 +179,47 @@ class Queue:
         }
 
     def _record_lost(self, waiting: list[Cell]) -> list[Cell]:
-        """Record the end of cells whose job is gone without a record. Returns them."""
+        """Record the end of cells whose job is gone without a record, and return these cells."""
         now_s = clock_s()
         missing_s = {
             cell.number: now_s - self.missing_since_s.get(self.jobs[cell.number], now_s)
             for cell in waiting
         }
-        gone = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
-        states = slurm.ended([self.jobs[cell.number] for cell in gone])
-        late = {
-            self.jobs[cell.number] for cell in gone if missing_s[cell.number] > ACCOUNTING_LAG_S
+        gone_cells = [cell for cell in waiting if missing_s[cell.number] > RECORD_LAG_S]
+        states = slurm.ended([self.jobs[cell.number] for cell in gone_cells])
+        overdue_jobs = {
+            self.jobs[cell.number]
+            for cell in gone_cells
+            if missing_s[cell.number] > ACCOUNTING_LAG_S
         } - states.keys()
-        if new := late - self.unknown:
-            names = " ".join(slurm.ranges([*new]))
+        if newly_unknown := overdue_jobs - self.unknown:
+            names = " ".join(slurm.ranges([*newly_unknown]))
             message = Message(
                 "job.end-unknown",
                 f"job {names} has left the queue, and SLURM does not say how it ended; asking on",
                 job=names,
             )
             say(message, error=True)
-        self.unknown = late
-        lost = list[Cell]()
-        for cell in gone:
+        self.unknown = overdue_jobs
+        lost_cells = list[Cell]()
+        for cell in gone_cells:
             job = self.jobs[cell.number]
             state = states.get(job)
             if state is None or not (state.name or missing_s[cell.number] > ACCOUNTING_LAG_S):
-                # accounting may not have heard yet of a job that the controller has forgotten
+                # Accounting may not know yet about a job that the controller has forgotten.
                 continue
             status, failure = judge(job, state, cell.folder)
             cell.result = outcome.fail(
                 outcome.begin(cell.workload, cell.cfg, cell.folder, job), failure, status
             )
             ownership.release(cell.folder, job)
-            lost.append(cell)
-        return lost
+            lost_cells.append(cell)
+        return lost_cells
 
 
 def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
-    """The status and the cause of a job that left no record in `folder`, by its last state."""
-    if not state.name:  # SLURM has forgotten the job
+    """Return the status and the cause of a job that left no record, by its last state."""
+    if not state.name:  # SLURM has forgotten the job.
         message = Message(
             "job.forgotten",
             f"job {job} left the queue without a record, and SLURM does not account jobs",
@@ -232,7 +240,7 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     tail: tuple[str, ...] = ()
     with suppress(OSError):
         tail = tuple(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-    # an earlier record of the cell is kept
+    # An earlier record of the cell is kept, so a refusal is only in the log.
     if state.name == "COMPLETED" and tail and tail[-1].startswith(REFUSED):
         return "refused", Failure("refused", tail[-1].removeprefix(REFUSED), host=state.nodes)
     if state.name == "CANCELLED" and state.nodes in ("", "None assigned", "(null)"):
@@ -266,16 +274,16 @@ def judge(job: str, state: State, folder: Path) -> tuple[str, Failure]:
     )
 
 
-def _why_stuck(names: str, reason: str) -> Message:
-    """The message on jobs that do not begin by themselves, by SLURM's reason."""
-    if slurm.NEVER_BEGINS.match(reason):
+def _stuck_message(names: str, reason: str) -> Message:
+    """Return the message about jobs that do not begin by themselves, by SLURM's reason."""
+    if slurm.NEVER_STARTS.match(reason):
         return Message(
             "job.never-begins",
             f"job {names} never begins ({reason}); to give it up: `scancel {names}`",
             job=names,
             reason=reason,
         )
-    if slurm.NODES_AWAY.match(reason):
+    if slurm.NODES_UNAVAILABLE.match(reason):
         return Message(
             "job.nodes-away",
             f"job {names} waits for nodes that are down, drained or reserved ({reason}); `sinfo -R`"
@@ -291,16 +299,17 @@ def _why_stuck(names: str, reason: str) -> Message:
     )
 
 
-def _cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
-    """Ask whether to cancel the jobs, on Ctrl-C at a terminal. Returns whether to go on waiting,
-    for the records of cancelled jobs.
+def _offer_to_cancel(sweep: Sweep, queue: Queue, asks: bool) -> bool:
+    """On Ctrl-C at a terminal, ask whether to cancel the jobs.
+
+    Returns:
+        Whether to go on waiting, for the records of cancelled jobs.
     """
     names = slurm.ranges(list(queue.jobs.values()))
     if asks and sys.stdin.isatty():
         with suppress(EOFError, KeyboardInterrupt):
-            if input(
-                f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] "
-            ).strip().lower() in ("y", "yes"):
+            answer = input(f"\n{len(queue.jobs)} jobs have not ended: cancel them? [y/N] ")
+            if answer.strip().lower() in ("y", "yes"):
                 slurm.ask("scancel", *names)
                 return True
     message = Message(

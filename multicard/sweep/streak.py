@@ -1,4 +1,4 @@
-"""Failures of one cause, one cell after the other, which end a sweep."""
+"""End a sweep if several cells in a row fail for one cause."""
 
 import re
 from collections.abc import Sequence
@@ -11,25 +11,26 @@ from multicard.measure.memory import SHARED_MEMORY
 from multicard.messages import Message
 from multicard.sweep.cells import Cell
 
-IN_A_ROW = 3  # failures of one cause that end a sweep
-EVERYWHERE = ("disk", "tracker", "record")  # kinds of failure that are no cell's own
-# codes of refusals for a folder that cannot be written to
+IN_A_ROW = 3  # This many failures of one cause end a sweep.
+EVERYWHERE = ("disk", "tracker", "record")  # Failures of these kinds do not depend on the cell.
+# Codes of refusals because a folder cannot be written to.
 UNWRITABLE = ("folder.unwritable", "job.log-unwritable")
-OTHER_CODE = "job.other-code"  # code of the refusal of a job whose code was changed
+OTHER_CODE = "job.other-code"  # Code of the refusal of a job whose code was changed.
 
 
 class SameFailureError(Exception):
-    """Cells in a row have failed for one cause, which the message says."""
+    """Several cells in a row have failed for the cause that the message names."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 class Streak:
-    """The cells that have ended last, as long as they failed for one cause that the next ones have
-    too: the disk is full, the data is gone. What a cell's own settings may cause does not count:
-    running out of memory, of its host's too, or of open files, too few rows for a step, diverging,
-    an exception of the model.
+    """The last cells that ended, as long as all failed for one cause that the next cells share.
+
+    Such causes are a full disk or missing data. Failures that a cell's own settings may cause do
+    not count: running out of memory, of the host too, or of open files, too few rows for a step,
+    diverging, or an exception of the model.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,14 @@ class Streak:
 
     def add(self, ended: Cell) -> None:
         cause = cause_of(ended)
-        self.cells = [*(self.cells if cause == self.cause else []), ended] if cause else []
+        if cause != self.cause:
+            self.cells = []
+        if cause:
+            self.cells = [*self.cells, ended]
         self.cause = cause
 
     def ends(self, left: Sequence[Cell]) -> bool:
-        """True where there are cells left that would fail likewise."""
+        """Return True if there are cells left, and they would fail for the same cause."""
         return len(self.cells) >= IN_A_ROW and bool(left) and would_fail_too(left, *self.cells)
 
     def error(self) -> SameFailureError:
@@ -61,8 +65,9 @@ class Streak:
 
 
 def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
-    """True where cells would fail for the cause that others have failed for: where data is gone,
-    those that read it.
+    """Return True if the remaining cells would fail for the cause that failed cells share.
+
+    If data is missing, only cells that read that data would fail.
     """
     cause = cause_of(failed[0])
     return bool(cause) and (
@@ -71,8 +76,9 @@ def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:
 
 
 def cause_of(cell: Cell) -> str:
-    """The cause that all failures of a kind share; empty where a cell did not fail, or may have
-    failed for its own settings.
+    """Return a name of the cause that all failures of a kind share.
+
+    It is empty if the cell did not fail, or if its settings may have caused the failure.
     """
     cause = cell.result and cell.result.record.cause
     if cause is None:
@@ -88,13 +94,13 @@ def cause_of(cell: Cell) -> str:
         return "disk"
     if cause.code == OTHER_CODE:
         return "code"
-    # a refusal without a code begins with its key
+    # The message of a refusal without a code begins with its key.
     key = cause.key or re.split("[=:]", cause.message)[0]
     return f"data, {key}" if key in schema.keys(Role.input) else ""
 
 
 def _data(cell: Cell) -> tuple[str, ...]:
-    """Values of the keys that say which data the cell reads."""
+    """Return the values of the keys that decide which data the cell reads."""
     return tuple(
         str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input))
     )

@@ -1,6 +1,4 @@
-"""Measures cells in this process: Hydra's task, which is a single run,
-and the cells of a sweep in turn.
-"""
+"""Measure cells in this process: a single run is Hydra's task, and cells of a sweep take turns."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +18,15 @@ from multicard.sweep.command import Command
 
 
 class HydraTask:
-    """Hydra's task. Launchers know the command by it."""
+    """Hydra's task. Launchers recognize the command by it."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
 
     def measure(self, cfg: DictConfig) -> None:
-        """Measure a single run, take the record of an earlier measurement,
-        or say what it would take. Hydra's task.
+        """Measure a single run, reuse an earlier record, or print what the run would take.
+
+        Hydra calls this as its task.
         """
         composed: Any = HydraConfig.instance().cfg
         folder = Path(composed.hydra.runtime.output_dir)
@@ -57,7 +56,7 @@ class HydraTask:
                 return
             predicted.check_fit(sweep)
             if cfg.dry_run:
-                cells.check(sweep, sweep.left)
+                cells.check_cells(sweep, sweep.left)
         except ValueError as error:
             for cell in [*sweep.cells]:
                 sweep.refuse(cell, str(error))
@@ -65,13 +64,13 @@ class HydraTask:
             sweep.refused[0].record(keep=False)
         elif cfg.dry_run and sweep.left:
             cell = sweep.cells[0]
-            what = ", ".join(self.command.workload.describe(cell.config))
+            description = ", ".join(self.command.workload.describe(cell.config))
             message = Message(
                 "sweep.dry-run-alone",
-                f"dry_run=true: nothing is started. To be measured in this process: {what} ->"
-                f" {cell.folder}",
+                f"dry_run=true: nothing is started. To be measured in this process: {description}"
+                f" -> {cell.folder}",
                 key="dry_run",
-                what=what,
+                what=description,
                 folder=str(cell.folder),
             )
             say(message)
@@ -88,12 +87,15 @@ def run(
     keep_refused: bool = True,
     left_s: Callable[[], float | None] = ALONE.left_s,
 ) -> None:
-    """Measure a cell in this process, unless another command has done so meanwhile. Never raises.
-    With `keep_refused` a refusal leaves a record too, as in a sweep;
-    `left_s` gives the seconds until that has ended.
+    """Measure a cell in this process, unless another command has done so meanwhile. Never raise.
+
+    Args:
+        keep_refused: if True, a refusal leaves a record too, as in a sweep.
+        left_s: returns the seconds until the sweep ends.
     """
     single = Sweep(command, [cell])
-    cells.settle(single)  # another command may have measured it since the sweep was settled
+    # Another command may have measured the cell since the sweep was settled.
+    cells.settle(single)
     if single.refused:
         single.refused[0].record(keep_refused)
         cell.result = single.refused[0].result

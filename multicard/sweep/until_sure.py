@@ -1,8 +1,8 @@
-"""Rounds of `repeat=auto`: cells whose mean step is not known well enough are measured again.
+"""Run the rounds of `repeat=auto`: measure cells again whose mean step is not known well enough.
 
-All cells are measured twice, by turns. Then those whose mean step is not known to within
-`repeat_error` are measured again, until it is, or until `repeat_max`.
-Runs of other seeds are repetitions.
+All cells are measured twice, in alternation. Then cells are measured again until their mean step is
+known to within `repeat_error`, or until `repeat_max` repetitions. Runs with other seeds count as
+repetitions.
 """
 
 import math
@@ -22,17 +22,19 @@ from multicard.records import comparable, limits
 from multicard.records.limits import Forbids
 from multicard.records.schema import AnyRecord
 from multicard.sweep.cells import Cell
-from multicard.sweep.order import Turn, in_turn
+from multicard.sweep.order import Turn, shuffled_turns
 
 
 @dataclass
 class Setting:
-    """Cells that differ in their repetition or seed alone, named as the first one's folder.
+    """Cells that differ only in their repetition or seed.
 
-    turns: its cells, without their repetition.
-    step_s: mean step of each run that ended ok, by hardware; quiet_s: of those that nothing
-    disturbed.
-    unusable: a run ended otherwise, or has no step beyond the warm-up, as the next would.
+    Attributes:
+        name: the name of the first cell's folder.
+        turns: its cells, without their repetition.
+        step_s: mean step of each run that ended ok, by hardware.
+        quiet_s: the same, only for runs that nothing disturbed.
+        unusable: True if a run failed or has no step after the warm-up. The next would not differ.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Setting:
             self.quiet_s.setdefault(str(record.hardware), []).append(mean_s)
 
     def logarithms(self, hardware: str) -> Values:
-        """Of the mean steps on a machine: of undisturbed runs, where there are any."""
+        """Return logarithms of the mean steps on a machine, if possible of undisturbed runs."""
         step_s = self.quiet_s.get(hardware) or self.step_s[hardware]
         return [(math.log(seconds), 0.0) for seconds in step_s]
 
@@ -63,10 +65,11 @@ class Setting:
 class UntilSure:
     """The rounds of a sweep.
 
-    batch: the cells that are measured next, in their order; empty at the end.
-
     Args:
         turns: the cells, without their repetition.
+
+    Attributes:
+        batch: the cells that are measured next, in their order; empty at the end.
     """
 
     def __init__(self, config: DictConfig, turns: Sequence[Turn]) -> None:
@@ -79,15 +82,15 @@ class UntilSure:
         self.batch = list(chain.from_iterable(self._round(number, turns) for number in numbers))
 
     def plan(self, cells: Iterable[Cell]) -> None:
-        """Take the cells of a batch, before they are measured."""
+        """Add the cells of a batch before they are measured."""
         for cell in sorted(cells, key=lambda cell: cell.number):
             setting = self._setting(cell)
             words = [*cell.overrides[:-1]]
             if words not in [turn.words for turn in setting.turns]:
-                setting.turns.append(Turn(cell.number // self._apart, words))
+                setting.turns.append(Turn(cell.number // self._number_stride, words))
 
     def take(self, cells: Iterable[Cell]) -> None:
-        """Take the records of the batch, and choose the next one."""
+        """Add the records of the batch, and choose the next batch."""
         for cell in cells:
             if cell.result is not None:
                 self._setting(cell).add(cell.result.record)
@@ -99,7 +102,7 @@ class UntilSure:
         self.batch = self._round(self.rounds, turns)
 
     def unsure(self) -> dict[str, Message]:
-        """What is not known well enough of each setting."""
+        """Return a message for each setting whose mean is not known well enough, by its key."""
         noises = self.noises()
         unsure = dict[str, Message]()
         for key, setting in self.settings.items():
@@ -115,7 +118,7 @@ class UntilSure:
         return unsure
 
     def say(self) -> None:
-        """Print how many runs it took, and what is undecided."""
+        """Print how many runs it took, and which settings are undecided."""
         runs = sum(setting.runs for setting in self.settings.values())
         unsure = self.unsure()
         unusable = [setting.name for setting in self.settings.values() if setting.unusable]
@@ -131,11 +134,11 @@ class UntilSure:
         )
         say(message)
         for key, problem in unsure.items():
-            own = self.settings[key].runs
+            setting_runs = self.settings[key].runs
             message = Message(
                 "repeat.undecided",
-                f"undecided after {count(own, 'run')}: {problem}",
-                runs=own,
+                f"undecided after {count(setting_runs, 'run')}: {problem}",
+                runs=setting_runs,
                 reason=problem,
             )
             say(f"  {message}")
@@ -146,7 +149,7 @@ class UntilSure:
             say(f"  {message}")
 
     def noises(self) -> dict[str, Noise]:
-        """How runs of one setting differ, by hardware."""
+        """Return how much runs of one setting differ, by hardware."""
         by_hardware: dict[str, list[Values]] = {}
         on_cpu = any(setting.on_cpu for setting in self.settings.values())
         for setting in self.settings.values():
@@ -156,44 +159,46 @@ class UntilSure:
         return {hardware: Noise.learnt(settings, sd) for hardware, settings in by_hardware.items()}
 
     def half_width(self, setting: Setting, noises: Mapping[str, Noise]) -> float:
-        """Half of the widest interval of the setting's mean, of its logarithm;
-        infinite before there is one.
+        """Return half of the widest interval of the setting's mean, on the logarithm.
+
+        It is infinite if there is no interval yet.
         """
-        halves = []
+        half_widths = []
         for hardware in setting.step_s:
             values = setting.logarithms(hardware)
             spread = noises[hardware].of(values)
             if not spread.repetitions:
                 return math.inf
-            halves.append(repeated_runs.half_width(len(values), spread))
-        return max(halves, default=math.inf)
+            half_widths.append(repeated_runs.half_width(len(values), spread))
+        return max(half_widths, default=math.inf)
 
     @property
-    def _apart(self) -> int:
-        """How far the numbers of neighbouring cells are apart:
-        all repetitions of a cell have theirs between.
+    def _number_stride(self) -> int:
+        """The difference between the numbers of neighbouring cells.
+
+        All repetitions of a cell have their numbers in between.
         """
         return self.most + 1
 
     def _round(self, number: int, turns: Sequence[Turn]) -> list[Turn]:
-        """A round of these cells, in its order."""
-        own = [
-            Turn(turn.number * self._apart + number, [*turn.words, f"repetition={number}"])
+        """Return a round of these cells, in the order in which they are measured."""
+        round_turns = [
+            Turn(turn.number * self._number_stride + number, [*turn.words, f"repetition={number}"])
             for turn in turns
         ]
-        return in_turn(own, self.order)
+        return shuffled_turns(round_turns, self.order)
 
     def _setting(self, cell: Cell) -> Setting:
         keys = comparable.measured_settings(plain(cell.config))
-        keys.pop("seed", None)  # which scripts have not
+        keys.pop("seed", None)  # Scripts have no seed.
         return self.settings.setdefault(str(sorted(keys.items())), Setting(cell.folder.name, []))
 
 
 def _interval(half: float) -> str:
-    """A mean step with half of its interval on the logarithm, in words."""
+    """Describe the interval of a mean step, given its half width on the logarithm."""
     if not math.isfinite(half):
         return "without an interval"
     if half < math.log(2):
         return f"mean step ±{math.expm1(half):.1%}"
-    # what is wide would reach below 0
+    # The lower end of a wide interval would be below 0, so a factor is shown.
     return f"mean step known to a factor of {math.exp(half):.1f}"

@@ -14,7 +14,7 @@ from multicard.observe.profiles.capture import Window
 from multicard.ranks.process import max_over_ranks
 from multicard.records.rank_files import VisionReport
 from multicard.run.rank_report import RankReportWriter
-from multicard.vision.data.batch import Batch, Input, Making, sent_ahead
+from multicard.vision.data.batch import Batch, Input, PendingBatch, copy_ahead
 from multicard.vision.data.loaders import LOADERS
 from multicard.vision.data.splits import Remaining
 from multicard.vision.loop import COUNTS, Loop
@@ -40,7 +40,7 @@ def after_training(
     )
     if not (window or config.diagnose):
         return
-    if max_over_ranks(loop.rank, loop.board.stop_at):
+    if max_over_ranks(loop.rank, loop.progress.board.stop_at):
         return  # The job is about to end. The run itself has been measured.
     step_s = report.content.epochs[-1].train_s / loop.share.steps
     loop.optim.schedule = LambdaLR(loop.optim.optimizer, lambda _: 0.0)
@@ -153,7 +153,7 @@ def time_ablations(
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
     return diagnosis.measure_interleaved(
-        timed, refill, rank, step_s, rounds_ahead, lambda: loop.board.stop_at > 0, warm_up
+        timed, refill, rank, step_s, rounds_ahead, lambda: loop.progress.board.stop_at > 0, warm_up
     )
 
 
@@ -169,4 +169,4 @@ def resend_from_host(loaded_batches: list[Batch], device: torch.device) -> Itera
         for batch in loaded_batches
     ]
     on_host = [Batch(*pair, *batch[2:4]) for pair, batch in zip(parts, loaded_batches, strict=True)]
-    return sent_ahead((Making(batch) for batch in cycle(on_host)), device)
+    return copy_ahead((PendingBatch(batch) for batch in cycle(on_host)), device)

@@ -15,14 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from multicard.config.base import ProfileName
 from multicard.config.compilation import has_cuda_graphs
-from multicard.config.sweeps import pauses
 from multicard.config.vision import LayoutName, VisionConfig
 from multicard.measure import garbage, timing
 from multicard.measure.timing import BACKWARD, DATA, FORWARD, H2D, OPTIMIZER, Ranges, StepTimer
 from multicard.observe.profiles.capture import TrainingWindow
-from multicard.ranks.gates import Gate, Pausing, Probing
 from multicard.ranks.process import Rank
-from multicard.records.progress import Board, LossPeek
+from multicard.records.progress import LossPeek
+from multicard.run.training_progress import TrainingProgress
 from multicard.vision.data.batch import Batch
 from multicard.vision.optim import Optimisation
 from multicard.vision.precision import choose
@@ -66,30 +65,19 @@ class Loop:
         self.window = TrainingWindow(config.profile, rank, folder, self.ranges)
         self.losses = torch.zeros(share.steps, dtype=torch.float64, device=rank.device)
         self.peek = LossPeek(rank.device)
-        self.board = Board(folder, rank.world_size)
-        self.steps = self.samples = self.epoch = 0
-        self.total_steps = config.epochs * share.steps
-        self.stopped = False
-        self.probing: Gate | None = None
-        if config.probe.enabled and not pauses(config):
-            self.probing = Probing(config, rank, rank.device, self.board, share.steps)
-        elif config.probe.enabled:
+        self.progress = TrainingProgress(
+            rank, folder, loss=lambda: self.peek.value, total=config.epochs * share.steps
+        )
+        self.progress.add_gate(
+            config,
+            rank.device,
+            share.steps,
+            config.warmup_steps,
             # The prepared batches are enough for this number of steps, rounded up.
-            steps_ahead = -(-prepared // share.batches_per_step)
-            weight = share.distinct_part(rank.world_size)
-            count = share.steps
-            skips = config.warmup_steps
-            self.probing = Pausing(
-                rank,
-                rank.device,
-                self.board,
-                folder,
-                count,
-                skips,
-                steps_ahead,
-                weight,
-                lambda: self.last_loss,
-            )
+            prepared=-(-prepared // share.batches_per_step),
+            weight=share.distinct_part(rank.world_size),
+            last_loss=lambda: self.last_loss,
+        )
 
     @property
     def last_loss(self) -> float:
@@ -97,12 +85,8 @@ class Loop:
 
         It is NaN if this rank had no batch in that step, or has not trained yet.
         """
-        return self.losses[(self.steps - 1) % len(self.losses)].item() if self.steps else math.nan
-
-    def post(self, evaluating: bool = False) -> None:
-        """Publish the progress of this rank for the controller."""
-        counts = self.steps, self.total_steps, self.samples, self.epoch
-        self.board.post(self.rank.rank, *counts, self.peek.value, evaluating)
+        steps = self.progress.steps
+        return self.losses[(steps - 1) % len(self.losses)].item() if steps else math.nan
 
     def train_epoch(
         self, epoch: int, batches: Iterable[Batch], first_step: int = 0
@@ -119,14 +103,14 @@ class Loop:
         """
         share = self.share
         timer = self.timer
+        progress = self.progress
         rows: dict[str, list[int]] = {key: [] for key in COUNTS}
         self.losses.fill_(math.nan)  # The loss of a round stays NaN if this rank had no batch.
         share.model.train()
-        self.epoch = epoch
-        self.post()
+        progress.epoch = epoch
+        progress.post()
         garbage.epoch_began()
-        if self.probing is not None:
-            self.probing.start_epoch()
+        progress.start_epoch()
         timer.start()
         loaded, first_batch_s = wait_for_first_batch(batches)
         for step in range(first_step, share.steps):
@@ -137,14 +121,11 @@ class Loop:
                 self.losses[step] = loss
             for key, value in counts.items():
                 rows[key].append(value)
-            self.steps += 1
-            self.samples += counts["samples"]
-            self.post()
-            garbage.step_ended(self.steps)
-            if self.probing is not None and (paused_s := self.probing.step_ended(self.steps)):
+            garbage.step_ended(progress.steps + 1)
+            paused_s = progress.end_step(counts["samples"])
+            if paused_s:
                 timer.leave_out(paused_s)
-            self.stopped = self.board.stops(self.steps)
-            if self.stopped:
+            if progress.is_stopped:
                 break
         self.window.pause()
         train_s, phases_s = timer.stop()
@@ -252,7 +233,7 @@ class Loop:
         model = self.share.evaluated
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
-        self.post(evaluating=True)
+        self.progress.post(evaluating=True)
         broadcast_statistics(self.share.plain, self.rank)
         model.eval()
         # The sums are: loss, right answers, samples, ranks that diverged.
@@ -265,7 +246,7 @@ class Loop:
         self.window.count(counts["h2d_images_bytes"] + counts["h2d_labels_bytes"])
         loss, right, samples, diverged_ranks = sums.tolist()
         self.ranges.close()
-        self.post()
+        self.progress.post()
         return {
             "evaluate_s": timing.clock_s() - started_s,
             "evaluate_first_batch_s": first_batch_s,

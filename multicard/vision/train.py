@@ -226,8 +226,8 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     came_to_end = run_epochs(loop, report, sampler, training, testing, start)
     if loop.compiled:
         report.add(compiling.cuda_graphs(device, config.compile))
-    if loop.probing is not None:
-        report.content.probe = loop.probing.result()
+    if loop.progress.gate is not None:
+        report.content.probe = loop.progress.gate.result()
     note_lost_profile(loop, report)
     if came_to_end and config.save is not Save.none and rank.rank == 0:
         accuracy = report.content.epochs[-1].test_accuracy
@@ -245,7 +245,7 @@ def note_lost_profile(loop: Loop, report: TrainingReport) -> None:
     A profile from the start of a run does not survive a restart.
     """
     # A run that is being stopped has little time left. It records the loss after its restart.
-    if loop.window.config is None or loop.stopped:
+    if loop.window.config is None or loop.progress.is_stopped:
         return
     lost = Message(
         "vision.profile-lost",
@@ -312,11 +312,10 @@ def run_epochs(
         # start first, and the random state is restored after that.
         batches = iter(training)
         set_random(start.random, share.devices)
-    report.started(loop.steps)
-    if loop.probing is not None:
-        loop.probing.begin()
+    report.started(loop.progress.steps)
+    loop.progress.begin()
     meet(rank)
-    if not loop.steps:  # A resumed run trains on without the profiler.
+    if not loop.progress.steps:  # A resumed run trains on without the profiler.
         loop.window.open()
     elapsed_s = start.elapsed_s
     first_step = start.step
@@ -329,11 +328,11 @@ def run_epochs(
         trained["gap_s"] = (
             None if evaluated_s is None else started_s - evaluated_s + trained["first_batch_s"]
         )
-        if loop.stopped and loop.probing is None:
+        if loop.progress.is_stopped and loop.progress.gate is None:
             stopped_s = timing.clock_s()
             report.counters.read()
             elapsed_s += stopped_s - started_s
-            report.reached(loop.steps, elapsed_s, (started_s, stopped_s))
+            report.reached(loop.progress.steps, elapsed_s, (started_s, stopped_s))
             save(loop, report, epoch, trained, elapsed_s)
             return False
         evaluated = loop.evaluate(testing, diverged=not math.isfinite(last_loss(trained)))
@@ -342,14 +341,14 @@ def run_epochs(
         elapsed_s += evaluated_s - started_s - trained["paused_s"]
         span_s = (started_s, evaluated_s)
         figures = {**trained, **evaluated, "epoch": epoch, "ended_s": elapsed_s}
-        report.epoch(figures, loop.steps, span_s)  # Writing the report is not timed.
+        report.epoch(figures, loop.progress.steps, span_s)  # Writing the report is not timed.
         meet(rank)  # Waiting for ranks that take longer to write is not timed either.
         if evaluated["diverged"] and config.stop_on_divergence:
             return False  # All ranks return here, as `diverged` was reduced over all of them.
         target = None if pauses(config) else config.target_accuracy
         if config.stop_at_target and target is not None and evaluated["test_accuracy"] >= target:
             break  # All ranks break here, as the accuracy was reduced over all of them.
-        if loop.probing is not None and (loop.probing.end_epoch() or loop.stopped):
+        if loop.progress.ends_with_epoch():
             break
         sampler.set_epoch(epoch + 1)
         batches = training
@@ -391,15 +390,15 @@ def save(
         "model": loop.share.plain.state_dict(),
         **loop.optim.state(),
         "random": get_random(loop.share.devices),
-        "steps": loop.steps,
-        "samples": loop.samples,
+        "steps": loop.progress.steps,
+        "samples": loop.progress.amount,
         "epoch": epoch,
         "step": len(trained["loss"]),
         "elapsed_s": elapsed_s,
         "trained": trained | {"phases_s": torch.from_numpy(trained["phases_s"])},
         "report": report.state(),
     }
-    checkpoint.save(report.folder, loop.rank, loop.steps, state)
+    checkpoint.save(report.folder, loop.rank, loop.progress.steps, state)
 
 
 def restore(loop: Loop, report: TrainingReport) -> Start:
@@ -413,8 +412,8 @@ def restore(loop: Loop, report: TrainingReport) -> Start:
     # Each rank loads its own checkpoint, as BatchNorm's statistics differ between ranks.
     loop.share.plain.load_state_dict(state["model"])
     loop.optim.restore(state)
-    loop.steps = state["steps"]
-    loop.samples = state["samples"]
+    loop.progress.steps = state["steps"]
+    loop.progress.amount = state["samples"]
     report.restore(state["report"])
     trained = state["trained"] | {"phases_s": state["trained"]["phases_s"].numpy()}
     return Start(state["epoch"], state["step"], state["elapsed_s"], trained, state["random"])

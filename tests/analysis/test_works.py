@@ -146,7 +146,7 @@ def test_energy_of_other_amounts_is_ranked_apart(tmp_path: Path, goal: str, n: i
         for key in ["args__batch_size"]
     ]
     runs = read(tmp_path, *each)
-    shown = best.output(runs, goal, best.Limits(), mix=False, answer=lambda ranking: None)  # pyright: ignore[reportArgumentType]
+    shown = best.output(runs, goal, best.Limits(), mix=False, summarize=lambda ranking: None)  # pyright: ignore[reportArgumentType]
     assert codes("\n".join(shown.lines(None))).count("best.first") == n
 
 

@@ -205,7 +205,7 @@ def test_sides_are_measured_by_turns_and_dealt_in_every_way(tmp_path: Path):
 def test_equal_runs_are_seldom_told_apart_and_different_ones_always(kind: str, tmp_path: Path):
     random = np.random.default_rng(5)
     equal = runs_of(tmp_path / "equal", kind, [math.exp(0.01 * random.normal()) for _ in range(10)])
-    counts = identical.told_apart(equal, kind)
+    counts = identical.count_false_verdicts(equal, kind)
     assert set(counts) >= {"compare", "claims, time", "best"}
     assert all(sum(apart for apart, _ in ways) <= 0.1 * 50 for ways in counts.values())
     assert [ways for _, ways in counts["best"]] == [14, 20, 16]

@@ -7,6 +7,7 @@ import shlex
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,12 +15,13 @@ import pytest
 
 from multicard import completion, messages, workloads
 from multicard.__main__ import COMMANDS, main
-from multicard.cli import command_line
+from multicard.cli import command, command_line
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
 from multicard.messages import Message, Parser, say
 from multicard.ranks import interruption
 from multicard.run import outcome
+from multicard.run.workload import Workload
 from multicard.sweep import cells as sweep_cells
 from multicard.sweep import drive, slurm_submit
 from multicard.sweep.cells import Cell
@@ -365,7 +367,7 @@ def test_a_refusal_has_no_letters_that_cannot_be_printed(
 def test_a_folder_that_was_there_before_or_holds_a_record_stays(tmp_path: Path):
     (tmp_path / "there").mkdir()
     for name in ("there", "measured", "made/empty"):
-        hydra_config._make(tmp_path / name, "hydra.sweep.dir", "x")
+        hydra_config._create_folder(tmp_path / name, "hydra.sweep.dir", "x")
     (tmp_path / "measured" / "cell").mkdir()
     (tmp_path / "made" / "empty" / "multirun.yaml").write_text("")
     hydra_config.remove_unused()
@@ -562,3 +564,15 @@ def test_groups_without_an_option_may_be_added():
         *words[1:3],
         "template=grammar",
     ]
+
+
+@pytest.mark.parametrize("workload", workloads.WORKLOADS, ids=lambda workload: workload.name)
+def test_help_lists_the_keys_that_a_user_may_set_and_no_others(workload: Workload):
+    workloads.register()
+    helped = command.help_text(workload, "", [])
+    listed = set(re.findall(r"^  ([\w.]+)=", helped, re.MULTILINE))
+    internal = {"auto", "repetition"}
+    if "global_batch_size" in listed:
+        internal.add("batch_size_asked")
+    assert {"gpus", "repeat"} <= listed and not internal & listed
+    assert internal <= {field.name for field in fields(workload.schema)}

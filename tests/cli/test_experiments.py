@@ -40,7 +40,7 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
         seen: list[Sweep] = []
         monkeypatch.setattr(cells, "dry_run", lambda sweep, *_, **__: seen.append(sweep))
         # the data need not be on this machine
-        monkeypatch.setattr(cells, "check", lambda *_, **__: None)
+        monkeypatch.setattr(cells, "check_cells", lambda *_, **__: None)
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
         (sweep,) = seen

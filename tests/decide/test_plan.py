@@ -158,7 +158,7 @@ def test_simple_plans_are_schedules_that_the_bound_allows(seed: int):
         for planned in (
             schedule.in_turn(own, gpus),
             schedule.one_gpu_each(own, gpus),
-            *schedule.balanced(own, gpus),
+            *schedule.balanced_schedules(own, gpus),
         ):
             check(own, planned, gpus)
             assert planned.makespan_s >= schedule.lower_bound_s(own, gpus) - 1e-9
@@ -191,7 +191,9 @@ def test_what_has_the_nearest_deadline_comes_first_and_hurries_and_the_rest_is_o
         task({1: 100, 2: 60}, deadline_s=60),
         task({1: 10, 2: 6}, deadline_s=66),
     ]
-    planned = min(schedule.balanced(wanted, 2), key=lambda each: planning.cost(each, wanted))
+    planned = min(
+        schedule.balanced_schedules(wanted, 2), key=lambda each: planning.cost(each, wanted)
+    )
     # 142 one after the other
     assert (planned.makespan_s, planned.late_s(wanted)) == (66 + 2 * 20, {})
 
@@ -199,14 +201,17 @@ def test_what_has_the_nearest_deadline_comes_first_and_hurries_and_the_rest_is_o
 def test_a_makespan_if_others_stay_as_busy_is_drawn_by_the_times_that_are_known_for_that():
     wide, narrow = PredictedInterval(20, 2, 200), PredictedInterval(20, 15, 30)
     (known,) = wanted = [PlanTask("a", (GpusOption(1, 30, wide, exact(20), as_busy=narrow),))]
-    planned = schedule.earliest(wanted, [known.options[0]], [0], 1)
+    planned = schedule.earliest_schedule(wanted, [known.options[0]], [0], 1)
     alone = [PlanTask("a", (GpusOption(1, 30, narrow, exact(20)),))]
-    assert planned.likely_as_busy(wanted) == schedule.earliest(
+    assert planned.likely_as_busy(wanted) == schedule.earliest_schedule(
         alone, [alone[0].options[0]], [0], 1
     ).likely(alone)
     assert planned.likely(wanted).high > 100
     nobody = [PlanTask("a", (GpusOption(1, 30, wide, exact(20)),))]
-    assert schedule.earliest(nobody, [nobody[0].options[0]], [0], 1).likely_as_busy(nobody) is None
+    assert (
+        schedule.earliest_schedule(nobody, [nobody[0].options[0]], [0], 1).likely_as_busy(nobody)
+        is None
+    )
     option = schedule.timed_option(1, wide, 4, PredictedInterval(1.1, 1, 1.2), "scaled &", narrow)
     assert option.as_busy and option.as_busy.value == pytest.approx(22)
     assert option.as_busy.high == pytest.approx(
@@ -231,7 +236,7 @@ def test_a_plan_becomes_longer_or_shorter_with_its_tasks():
         PlanTask("t", (GpusOption(1, 30, PredictedInterval(20, 10, 40), exact(20)),)),
         task({2: 5}),
     ]
-    planned = schedule.earliest(wanted, [each.options[0] for each in wanted], [0, 1, 2], 2)
+    planned = schedule.earliest_schedule(wanted, [each.options[0] for each in wanted], [0, 1, 2], 2)
     assert planned.waits(wanted) == [set(), set(), {0, 1}]
     likely = planned.likely(wanted)
     assert likely.value == pytest.approx(25, abs=1) and likely.low < 18 and 40 < likely.high < 50
@@ -253,7 +258,7 @@ def schedules(wanted: list[PlanTask], gpus: int) -> list[Schedule]:
         )
     ]
     return [
-        schedule.earliest(wanted, chosen, order, gpus)
+        schedule.earliest_schedule(wanted, chosen, order, gpus)
         for chosen in product(*(each.options for each in wanted))
         for order in orders
     ]
@@ -349,14 +354,17 @@ def test_the_chart_has_a_row_for_each_gpu():
         replace(task({2: 40}), name="wide"),
         replace(task({1: 40}, deadline_s=50), name="<late>"),
     ]
-    planned = schedule.earliest(wanted, [each.options[0] for each in wanted], [0, 1], 2)
+    planned = schedule.earliest_schedule(wanted, [each.options[0] for each in wanted], [0, 1], 2)
     first, second, axis = command.chart(wanted, planned, 2, 46)
     assert first == "GPU 0 [wide==============][<late>============]"
     assert second == "GPU 1 [wide==============]"
     assert axis.split() == ["0:00:00", "0:00:40", "0:01:20"] and len(axis) == 46
     many = [task({1: 1})] * 200
     narrow = command.chart(
-        many, schedule.earliest(many, [each.options[0] for each in many], range(200), 1), 1, 46
+        many,
+        schedule.earliest_schedule(many, [each.options[0] for each in many], range(200), 1),
+        1,
+        46,
     )
     assert max(map(len, narrow)) <= 46
 

@@ -29,7 +29,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_file_has_a_node_and_jobs(tmp_path: Path):
-    file = jobs_file.read(written(tmp_path, """
+    file = jobs_file.read_jobs_file(written(tmp_path, """
 node: {gpus: 4}
 slowdown: [1.05, 1.0, 1.2]
 jobs:
@@ -50,11 +50,13 @@ jobs:
     }
     assert (table.predecessors, table.deadline_s, table.allowed) == (("big",), 5400, ())
     assert (file.node, file.slowdown) == (Node(4), PredictedInterval(1.05, 1.0, 1.2))
-    twice = jobs_file.parsed(
+    twice = jobs_file.parse_jobs(
         {"jobs": {"a": {"seconds": {1: 1}}, "b": {"seconds": {1: 1}, "after": ["a", "a"]}}}
     )
     assert twice.jobs[1].predecessors == ("a",)
-    least = jobs_file.parsed({"jobs": {"a": {"seconds": {1: 1}}}, "node": None, "slowdown": None})
+    least = jobs_file.parse_jobs(
+        {"jobs": {"a": {"seconds": {1: 1}}}, "node": None, "slowdown": None}
+    )
     assert (least.slowdown, least.node) == (jobs_file.SLOWDOWN, Node())
 
 
@@ -171,7 +173,7 @@ def test_a_mistake_is_one_line_with_the_key(
     content: Any, code: str, key: str, facts: dict[str, Any]
 ):
     with refused(code, key=key, **facts) as caught:
-        jobs_file.parsed(content)
+        jobs_file.parse_jobs(content)
     assert "\n" not in caught.value.message.sentence
 
 
@@ -270,7 +272,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def planned(content: Any) -> tuple[list[tasks.JobRun], jobs_file.JobsFile, PlannedNode]:
-    file = jobs_file.parsed(content)
+    file = jobs_file.parse_jobs(content)
     where = tasks.resolve(file)
     return tasks.runs(file, where, Path("multirun", "s")), file, where
 
@@ -394,13 +396,15 @@ def test_cpu_ranks_stand_in_for_gpus(monkeypatch: pytest.MonkeyPatch):
         ({"gpus": 2}, 2, "cpus_per_gpu=2"),
         ({"cpus_per_gpu": 4}, 1, "cpus_per_gpu=4"),
     ):
-        where = tasks.resolve(jobs_file.parsed({"jobs": run} | ({"node": given} if given else {})))
+        where = tasks.resolve(
+            jobs_file.parse_jobs({"jobs": run} | ({"node": given} if given else {}))
+        )
         assert (where.gpus, where.on_gpus, where.words) == (gpus, False, (words,))
     with refused("plan.too-few-cores", key="node.gpus", value=8, cores=4):
-        tasks.resolve(jobs_file.parsed({"jobs": run, "node": {"gpus": 8}}))
+        tasks.resolve(jobs_file.parse_jobs({"jobs": run, "node": {"gpus": 8}}))
     # only known times
-    assert tasks.resolve(jobs_file.parsed({"jobs": {"a": GOOD}, "node": {"gpus": 8}})).gpus == 8
-    elsewhere = jobs_file.parsed({"jobs": run, "node": {"gpus": 8, "gpu": "h100-80gb"}})
+    assert tasks.resolve(jobs_file.parse_jobs({"jobs": {"a": GOOD}, "node": {"gpus": 8}})).gpus == 8
+    elsewhere = jobs_file.parse_jobs({"jobs": run, "node": {"gpus": 8, "gpu": "h100-80gb"}})
     where = tasks.resolve(elsewhere)
     assert where.on_gpus and where.words == ("predict.gpu=h100-80gb",)
     with refused("plan.other-node", key="node.gpu"):

@@ -81,7 +81,9 @@ def test_a_cell_that_missed_its_target_does_not_win(
     """Three cells, of which each was measured in full and ended at this accuracy;
     90 % were asked for.
     """
-    monkeypatch.setattr(readings, "full_run", lambda run, _: (float(run.record.repetition), 0.01))
+    monkeypatch.setattr(
+        readings, "full_run_reading", lambda run, _: (float(run.record.repetition), 0.01)
+    )
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
     finals = race.finals()
@@ -95,7 +97,7 @@ def test_a_cell_that_missed_its_target_does_not_win(
         cell.result = records.as_run(own | {"test_accuracy": accuracy})
     race.take_finals(finals)
     race.journal.close()
-    lines = command.end(race, finals)
+    lines = command.end_lines(race, finals)
     said = "\n".join(line for line in lines if isinstance(line, Message))
     assert says(said, "race.winner", cell=winner) == (winner is not None), said
     assert says(said, "race.none-reached-target") == (winner is None)
@@ -167,7 +169,7 @@ def test_the_end_of_a_grid_of_five_axes_fits_120_columns(
         peaks={place: [570 * MB] for place in range(4)}, full_s=lambda: 100.0, on_gpus=False,
     )  # fmt: skip
     final = replace(cells[0], result=records.as_run({"test_accuracy": 0.875, "total_s": 60.0}))
-    said = command.end(race, [final])
+    said = command.end_lines(race, [final])
     assert max(map(len, said[1:6])) <= 120 and "64.2%" in said[5], "\n".join(said)
     for axis in ("precision", "gpus", "loader", "batch_size", "layout"):
         assert axis in said[1], said[1]

@@ -134,7 +134,7 @@ def test_the_rate_of_a_full_run_leaves_the_first_step_of_each_epoch_out(tmp_path
     record["epochs"] = [epoch | {"steps": 4} for epoch in record["epochs"]]
     folder = records.write(tmp_path / "run", record, records.steps(step_s, per_epoch=4))
     run = records.as_run(record | {"folder": str(folder)})
-    assert readings.full_run(run, FIGURES["images_per_s"]) == (
+    assert readings.full_run_reading(run, FIGURES["images_per_s"]) == (
         pytest.approx(math.log(8 / 0.1)),
         readings.LEAST_ERROR,
     )
@@ -240,7 +240,7 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     assert all(cell.cfg.race.figure is None and not cell.cfg.probe.enabled for cell in finals)
     assert all(cell.folder.name.endswith(f"-r{cell.cfg.repetition}") for cell in finals[2:])
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
-    lines = command.end(ran, finals)
+    lines = command.end_lines(ran, finals)
     said = "\n".join(line for line in lines if isinstance(line, Message))
     winner = find(said, "race.winner", cell="[3/3]")
     assert says(said, "race.how-sure", tolerance="2%") and not says(said, "race.less-sure")
@@ -306,7 +306,7 @@ def test_processes_wait_as_far_as_memory_allows(race: Made, monkeypatch: pytest.
     monkeypatch.setattr(processes, "free_bytes", lambda _: 1000)
     # on the host the memory of all ranks counts
     ran.share, ran.peaks = SHARE, {0: [100, 200], 1: [300], 2: [300]}
-    ran._start_all(range(3))
+    ran._start_processes(range(3))
     assert [*ran.alive] == [0, 1, 2]  # 300 each, of 900
     assert not ran._has_room(0)
     ran.alive[1].run_block(0.0)
@@ -371,7 +371,7 @@ def test_a_process_takes_a_folder_without_a_finished_record(
     first = processes.as_run(ran.cells[0], 1, is_probe=True).folder
     monkeypatch.setattr(run_folder, "finished", lambda folder: {} if folder == first else None)
     ran.share = SHARE
-    cell = ran._start(0).cell
+    cell = ran._start_process(0).cell
     assert first.name.endswith("-probe") and cell.folder.name.endswith("-r2-probe")
     assert cell.cfg.probe.enabled and cell.config.probe.enabled
 
@@ -405,7 +405,7 @@ def test_the_load_beside_blocks_is_kept_and_a_journal_without_it_reads_as_calm(r
     lines = [json.loads(line) for line in ran.journal.path.read_text().splitlines()]
     kept = {line["cell"]: line["busy"] for line in lines if "log_figure" in line}
     assert kept == {0: 0.5, 1: 0.0}
-    assert {block.cell for block in ran.rules._told if block.slowed} == {0}
+    assert {block.cell for block in ran.rules._estimated_blocks if block.slowed} == {0}
     again = race(8, 16)
     assert {block.cell: block.busy for block in again.rules._blocks} == kept
     again.journal.close()
@@ -421,7 +421,7 @@ def test_a_race_in_bursts_says_so_once_and_claims_nothing(
     Process.load = {8: 0.5, 16: 0.5}
     ran.run(SHARE)
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
-    lines = command.end(ran, ran.finals())
+    lines = command.end_lines(ran, ran.finals())
     said = "\n".join(line for line in lines if isinstance(line, Message))
     assert says(said, "race.not-sure", disturbed=4, blocks=6)
     assert not says(said, "race.how-sure") and not says(said, "race.less-sure")

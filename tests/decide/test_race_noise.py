@@ -28,26 +28,26 @@ def calm(cells, turns=4):
 
 def test_slow_blocks_of_one_cell_are_its_own_spells_and_no_bursts():
     spells = series(0, [5.0, 4.5, 5.0, 4.5, 4.5, 5.0])
-    found = disturbance.told([*spells, *calm(range(1, 9))])
+    found = disturbance.with_slowdowns([*spells, *calm(range(1, 9))])
     assert [block.slowed for block in found] == [0.0] * len(found)
     assert not disturbance.are_bursts(found)
 
 
 def test_slow_blocks_of_many_cells_are_bursts():
     slow = [block for cell in range(4) for block in series(cell, [5.0, 4.5])]
-    found = disturbance.told([*slow, *calm(range(4, 9))])
+    found = disturbance.with_slowdowns([*slow, *calm(range(4, 9))])
     assert [block.cell for block in found if block.slowed] == [0, 1, 2, 3]
     assert disturbance.are_bursts(found)
 
 
 def test_a_single_slow_block_is_disturbed():
-    found = disturbance.told([*series(0, [5.0, 4.5, 5.0]), *calm(range(1, 9))])
+    found = disturbance.with_slowdowns([*series(0, [5.0, 4.5, 5.0]), *calm(range(1, 9))])
     assert [block.slowed > 0 for block in found[:3]] == [False, True, False]
 
 
 def test_load_that_was_seen_is_load_however_few_cells_it_met():
     busy = [replace(block, busy=0.5) for block in series(0, [4.5, 4.5, 4.5])]
-    found = disturbance.told([*series(0, [5.0]), *busy, *calm(range(1, 5), turns=2)])
+    found = disturbance.with_slowdowns([*series(0, [5.0]), *busy, *calm(range(1, 5), turns=2)])
     assert [block.slowed > 0 for block in found[:4]] == [False, True, True, True]
     assert disturbance.are_bursts(found)
 

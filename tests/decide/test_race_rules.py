@@ -14,7 +14,7 @@ from multicard.decide.race import posterior as race_model
 from multicard.decide.race.elimination import DROP_SHARE
 from multicard.decide.race.outcome import BEATEN, ENDINGS, IN, NOT_STARTED, OUT, RaceOptions
 from multicard.decide.race.posterior import OWN, PROCESS, Block, Model, Prior
-from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, rate, slowed
+from multicard.decide.race.readings import LEAST_ERROR, SINGLE_ERROR, log_rate, log_slowdown
 from multicard.decide.race.rules import Race
 from multicard.messages import code_of
 
@@ -173,7 +173,7 @@ def test_many_estimates_that_agree_are_no_surer_of_an_axis_than_their_errors_are
     ],
 )
 def test_the_figure_of_a_block(steps_s, expected, error):
-    assert rate(steps_s, 32 * len(steps_s)) == pytest.approx((expected, error), nan_ok=True)
+    assert log_rate(steps_s, 32 * len(steps_s)) == pytest.approx((expected, error), nan_ok=True)
 
 
 def test_a_race_finds_the_best_cell_without_starting_all_and_drops_the_beaten_within_its_risk():
@@ -325,14 +325,14 @@ def test_a_block_beside_others_or_far_behind_its_cell_is_disturbed():
         Block(2, 0, 5.0, 0.2, 3),
         Block(2, 1, 4.5, 0.2, 3),  # within what its steps say
     ]
-    found = [block.slowed for block in disturbance.told(seen)]
+    found = [block.slowed for block in disturbance.with_slowdowns(seen)]
     assert found == pytest.approx([0.0, 0.5, 0.0, math.log(2), 0.0, 0.0])
 
 
 def test_a_disturbed_block_tells_as_little_as_its_load_explains():
     model = modelled(PAIR_OF_CELLS)
     calm = blocks(5.0, 4.0)
-    disturbed = disturbance.told([calm[0], replace(calm[1], busy=0.5)])
+    disturbed = disturbance.with_slowdowns([calm[0], replace(calm[1], busy=0.5)])
     assert (
         model.posterior(disturbed).difference(0, 1)[1]
         > 0.4
@@ -401,10 +401,10 @@ def test_bursts_that_the_full_runs_show_widen_the_finals():
 def test_slow_spells_of_a_full_run_are_seen_in_its_steps():
     rng = np.random.default_rng(0)
     steps_s = 0.1 * (1 + 0.04 * rng.normal(size=600))
-    assert slowed(steps_s) == 0.0 and slowed(steps_s[:4]) == 0.0
+    assert log_slowdown(steps_s) == 0.0 and log_slowdown(steps_s[:4]) == 0.0
     # single steps are no spell
-    assert slowed(np.where(rng.random(600) < 0.01, 2 * steps_s, steps_s)) == 0.0
+    assert log_slowdown(np.where(rng.random(600) < 0.01, 2 * steps_s, steps_s)) == 0.0
     in_burst = np.arange(600) % 300 < 100
-    assert slowed(np.where(in_burst, 1.8 * steps_s, steps_s)) == pytest.approx(
+    assert log_slowdown(np.where(in_burst, 1.8 * steps_s, steps_s)) == pytest.approx(
         math.log(1 + 0.8 / 3), abs=0.03
     )

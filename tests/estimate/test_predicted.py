@@ -83,7 +83,7 @@ def rows() -> list[PredictionRow]:
 
 
 def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
-    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(rows(), 120)]
+    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table_lines(rows(), 120)]
     assert head == [
         "precision",
         "gpus",
@@ -109,7 +109,7 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
         ],
         ["fp32", "2", "yes", "35 GB ±2%", "45 GB ±5%", "-", "-", "unknown"],
     ]
-    notes = "\n".join(prediction_table.notes(rows()))
+    notes = "\n".join(prediction_table.note_lines(rows()))
     assert "published: T2\n" in notes and f"unknown: {UNKNOWN}\n" in notes
     assert codes(notes) == [
         "predict.fits",
@@ -122,15 +122,15 @@ def test_the_table_has_a_row_a_cell_and_says_what_it_rests_on():
     assert says(
         notes, "predict.tight-fit", cells=2, named="precision=fp64 gpus=2; precision=fp32 gpus=1"
     )
-    assert max(map(len, prediction_table.table(rows(), 60))) <= 101  # figures are never cut
+    assert max(map(len, prediction_table.table_lines(rows(), 60))) <= 101  # figures are never cut
 
 
 def test_times_if_others_stay_as_busy_stand_beside_the_wide_ones():
     measured, scaled, *_ = of = rows()
-    assert "predict.as-busy" not in codes("\n".join(prediction_table.notes(of)))
+    assert "predict.as-busy" not in codes("\n".join(prediction_table.note_lines(of)))
     scaled.estimate.prediction.as_busy = AsBusy(0.5, within(0.5, 0.3), within(3600, 0.25))
     assert columns(of)["if others stay as busy"] == ["-", "0.75 to 1.25 h", "-", "-"]
-    assert "predict.as-busy" in codes("\n".join(prediction_table.notes(of)))
+    assert "predict.as-busy" in codes("\n".join(prediction_table.note_lines(of)))
     both = summed([measured, scaled])
     assert hours(both, "seconds") == [1.0, 0.9, 1.1] and hours(both, "seconds_as_busy") == [
         1.0,
@@ -153,13 +153,13 @@ def test_the_memory_of_tensors_is_not_called_that_of_a_process_on_cpu_ranks():
 
 def columns(of: Sequence[PredictionRow]) -> dict[str, list[str]]:
     """The cells of each column of the table."""
-    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table(of, 200)]
+    head, *cells = [re.split(r" {2,}", line) for line in prediction_table.table_lines(of, 200)]
     return dict(zip(head, map(list, zip(*cells, strict=True)), strict=True))
 
 
 def summed(of: Sequence[PredictionRow]) -> Told:
     """The line on the sum of these cells."""
-    (message,) = told(prediction_table.sums(of, on_gpus=True))
+    (message,) = told(prediction_table.sums_line(of, on_gpus=True))
     return message
 
 
@@ -192,7 +192,8 @@ def test_a_sum_is_said_in_figures_of_few_digits(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(messages, "BY_CODE", False)
     _, scaled, published, unknown = rows()
     whole, part = (
-        prediction_table.sums(of, on_gpus=True) for of in (rows()[:3], [scaled, published, unknown])
+        prediction_table.sums_line(of, on_gpus=True)
+        for of in (rows()[:3], [scaled, published, unknown])
     )
     assert re.findall(r"[\d.]+ h \(.*?\)", whole) == ["1.2 h (1 to 1.6)", "2.2 h (1.9 to 2.7)"]
     assert re.findall(r"[\d.]+ h", part) == ["1 h", "1.9 h"]

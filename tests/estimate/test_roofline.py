@@ -333,15 +333,15 @@ def test_a_folders_model_has_a_roofline_where_its_step_without_values_counted_it
 def test_the_table_says_that_nothing_was_measured():
     own = typed_llm(*LLAMA)
     cell = PredictionRow({"gpus": "1"}, Estimate(own, H200, predicted(*LLAMA, "max_steps=10")))
-    head, line = prediction_table.table([cell], 120)
+    head, line = prediction_table.table_lines([cell], 120)
     assert line.endswith("not measured (roofline)") and head.endswith("basis")
-    notes = "\n".join(prediction_table.notes([cell]))
+    notes = "\n".join(prediction_table.note_lines([cell]))
     assert says(notes, "estimate.roofline") and says(notes, "predict.probe")
     other = replace(
         cell, estimate=replace(cell.estimate, prediction=predicted(*LLAMA, "batch_size=8"))
     )
-    assert find("\n".join(prediction_table.notes([cell, other])), "predict.roofline").facts == {
-        "cells": 2
-    }
-    sums = prediction_table.sums([cell], on_gpus=True)
+    assert find(
+        "\n".join(prediction_table.note_lines([cell, other])), "predict.roofline"
+    ).facts == {"cells": 2}
+    sums = prediction_table.sums_line([cell], on_gpus=True)
     assert sums.facts["not_measured"] == sums.facts["runs"] == 1

@@ -127,7 +127,7 @@ class World:
         """A plan whose first tasks have been started, as far as they can."""
         with self.journal() as journal:
             carried = self.carrying(journal)
-            carried._follow(planning.make(carried.rest(), self.gpus, 0.5).schedule)
+            carried._adopt(planning.make(carried.rest(), self.gpus, 0.5).schedule)
             carried.began = self.now_s
             carried._start_ready()
             yield carried

@@ -371,7 +371,7 @@ def train_with_bad_losses(
 
     def step_badly(loop: Loop, batches: Any) -> Any:
         counts, loss = step(loop, batches)
-        return counts, torch.tensor(torch.nan) if (rank.rank, loop.steps) in bad else loss
+        return counts, torch.tensor(torch.nan) if (rank.rank, loop.progress.steps) in bad else loss
 
     with mock.patch.object(Loop, "step", step_badly):
         train_slowly(rank, config, folder, workers)

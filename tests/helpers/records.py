@@ -499,7 +499,9 @@ def claim(folder: Path, **who: Any) -> Path:
     """
     path = folder.with_name(f".{folder.name}.{len(ownership.claims(folder))}{ownership.RUNNING}")
     told = (
-        msgspec.to_builtins(ownership._here()) | {"started": timing.start_ticks(who["pid"])} | who
+        msgspec.to_builtins(ownership._this_process())
+        | {"started": timing.start_ticks(who["pid"])}
+        | who
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(told))

@@ -334,7 +334,7 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
-    from multicard.llm.eight_bit import AdamW8bit, share
+    from multicard.llm.eight_bit import AdamW8bit, share_in_8_bits
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -354,7 +354,7 @@ def test_a_sharded_weight_is_updated_as_its_whole(tmp_path: Path):
         )
         assert not torch.equal(plain, values)
         assert optimisers[1].param_groups[0]["params"] == [sharded, frozen]
-        assert [share(optimiser) for optimiser in optimisers] == [1.0, 1.0]
+        assert [share_in_8_bits(optimiser) for optimiser in optimisers] == [1.0, 1.0]
     finally:
         dist.destroy_process_group()
 

@@ -326,7 +326,7 @@ def test_a_family_takes_the_steps_of_a_plain_loop(
     batches: list[Any] = []
     monkeypatch.setattr(
         engine,
-        "named",
+        "with_transformers_names",
         lambda batch, named=engine.with_transformers_names: (
             batches.append(named(batch)) or batches[-1]
         ),

@@ -280,7 +280,7 @@ def test_an_architecture_tunes_from_the_loss_that_transformers_has(
     batches: list[Any] = []
     monkeypatch.setattr(
         engine,
-        "named",
+        "with_transformers_names",
         lambda batch, named=engine.with_transformers_names: (
             batches.append(named(batch)) or batches[-1]
         ),

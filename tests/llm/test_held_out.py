@@ -19,11 +19,12 @@ from torchtune.data import CROSS_ENTROPY_IGNORE_IDX as IGNORED
 from multicard.llm import held_out, summary
 from multicard.llm import workload as llm
 from multicard.llm.collectives import ReceivedBytes
-from multicard.llm.held_out import Evaluator, shares
+from multicard.llm.held_out import Evaluator, batches_of_rank
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
-from multicard.records.schema_parts import Divergence, Evaluation, HeldOut
+from multicard.records.schema_data import Evaluation, HeldOut
+from multicard.records.schema_parts import Divergence
 from tests.conftest import Called, Tuning, ok
 from tests.helpers import plain_losses, traces
 from tests.helpers.messages import find, remedies, says
@@ -38,7 +39,7 @@ ROUNDING = 1e-5  # of a loss of about 7 in fp32
 
 @pytest.mark.parametrize(("count", "ranks", "batch"), [(5, 2, 2), (1, 3, 4), (12, 3, 2), (7, 1, 3)])
 def test_each_row_is_one_ranks_and_all_have_as_many_batches(count: int, ranks: int, batch: int):
-    found = [shares(count, ranks, rank, batch) for rank in range(ranks)]
+    found = [batches_of_rank(count, ranks, rank, batch) for rank in range(ranks)]
     assert sorted(place for own in found for places in own for place in places) == [*range(count)]
     assert len({len(own) for own in found}) == 1
     assert all(len(places) <= batch for own in found for places in own)

@@ -56,6 +56,12 @@ FORMS: dict[str, bytes | Callable[[Path], bytes]] = {
     "key.json": json.dumps({"version": "1", "data": ROWS}, indent=2).encode(),
     "a.jsonl.gz": gzip.compress(LINES.encode()),
     "a.json.bz2": bz2.compress(json.dumps(ROWS).encode()),
+    "a.jsonl.zst": pa.Codec("zstd").compress(LINES.encode(), asbytes=True),
+    # two frames, as parallel compressors write them
+    "frames.jsonl.zst": b"".join(
+        pa.Codec("zstd").compress(line.encode(), asbytes=True)
+        for line in LINES.splitlines(keepends=True)
+    ),
     "a.csv.xz": lzma.compress(separated(",").encode()),
     "a.csv": separated(",").encode("utf-8-sig"),
     "semicolons.csv": separated(";").encode(),

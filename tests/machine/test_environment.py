@@ -164,7 +164,7 @@ def test_the_commit_travels_with_a_copy_in_a_variable(
     capsys: pytest.CaptureFixture[str],
 ):
     """A checkout knows its own, whatever the variable says."""
-    environment._of_variable.cache_clear()
+    environment._commit_in_variable.cache_clear()
     monkeypatch.setenv("MULTICARD_COMMIT", named)
     assert environment.git(tmp_path) == environment.git(tmp_path) == expected
     is_wrong = bool(named) and expected is None

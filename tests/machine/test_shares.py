@@ -256,10 +256,10 @@ BURN = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.
 def test_what_others_computed_is_the_busy_time_less_the_runs_own():
     before = {0: (100.0, 1.0), 1: (50.0, 0.0), 2: (10.0, 0.0)}
     after = {0: (109.0, 1.5), 1: (57.0, 0.0), 2: (20.0, 4.0)}
-    counted = load.others(before, after, own_s=12.0, seconds=10.0, usable={0, 1})
+    counted = load.cores_of_others(before, after, own_s=12.0, seconds=10.0, usable={0, 1})
     assert counted["others_cores"] == pytest.approx((9 + 7 - 12) / 10)
     assert counted["stolen_cores"] == pytest.approx(0.05)  # of cores 0 and 1
-    alone = load.others(before, after, own_s=99.0, seconds=10.0, usable={0, 1})
+    alone = load.cores_of_others(before, after, own_s=99.0, seconds=10.0, usable={0, 1})
     assert alone["others_cores"] == 0.0  # ticks are coarse
 
 
@@ -334,10 +334,10 @@ def run(sweep: Path, name: str, hosts: list[str] | None = None, **marker: Any) -
 def test_runs_of_a_sweep_on_the_same_node_at_the_same_time_are_counted(tmp_path: Path):
     mine = run(tmp_path, "mine", host=host(), pid=os.getpid())
     run(tmp_path, "ended before", ["here"])  # and after `mine` was claimed, as its data was read
-    before = ownership.results(tmp_path)
+    before = ownership.record_stamps(tmp_path)
     for name, hosts in (("meanwhile", ["there", "here"]), ("elsewhere", ["there"])):
         os.utime(run(tmp_path, name, hosts) / "result.json", (1, 1))  # the clock was set back
     run(tmp_path, "running", host=host(), pid=os.getppid())
     run(tmp_path, "gone", host=host(), pid=2**22 + 1)
     run(tmp_path, "running there", host="there", pid=os.getppid())
-    assert ownership.beside(mine, {"here", host()}, before) == 2
+    assert ownership.count_concurrent_runs(mine, {"here", host()}, before) == 2

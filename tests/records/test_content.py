@@ -15,7 +15,7 @@ from multicard.machine import network
 from multicard.machine.slurm import Allocation
 from multicard.records import content, ownership, run_folder
 from multicard.records.content import Blob
-from multicard.records.schema_parts import DataContent
+from multicard.records.schema_data import DataContent
 from multicard.run import prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD
@@ -266,9 +266,11 @@ def test_a_requeued_run_is_refused_on_other_data_and_keeps_its_checkpoint(tmp_pa
 
     def begin() -> None:
         prepare.prepare(WORKLOAD, cfg, folder, 0.0, job, Peers(job))
-        for descriptor in ownership._own.values():  # its process is killed, and its claim stays
+        for (
+            descriptor
+        ) in ownership._own_claims.values():  # its process is killed, and its claim stays
             os.close(descriptor)
-        ownership._own.clear()
+        ownership._own_claims.clear()
 
     def replace(red: int) -> None:
         shutil.rmtree(root)

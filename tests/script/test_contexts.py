@@ -151,18 +151,18 @@ def test_a_thread_that_computes_gradients_leaves_the_mode_to_its_own(tmp_path: P
 
 def test_a_mode_that_cannot_be_taken_off_waits_and_watches_nothing():
     operations, batch = Operations(), torch.ones(3)
-    operations.marks([batch], 0)
+    operations.mark([batch], 0)
     with ExitStack() as stack:
         operations.watch()
         stack.enter_context(torch._C._InferenceMode(True))
-        operations.rest()
+        operations.pause()
         assert _len_torch_dispatch_stack() == 1
         assert not operations.batches_of([batch * 2])
-    operations.rest()
+    operations.pause()
     assert is_as_before()
     operations.watch()
     assert operations.batches_of([batch * 2]) == {0}
-    operations.rest()
+    operations.pause()
     assert is_as_before()
 
 
@@ -171,12 +171,12 @@ def test_a_mode_is_not_taken_off_within_a_backward_pass():
     lengths = list[int]()
 
     def hook(_: torch.Tensor) -> None:
-        operations.rest()
+        operations.pause()
         lengths.append(_len_torch_dispatch_stack())
 
     value.register_hook(hook)
     operations.watch()
     torch.autograd.grad(value.square().sum(), value)
     assert lengths == [1] and _len_torch_dispatch_stack() == 1
-    operations.rest()
+    operations.pause()
     assert is_as_before()

@@ -394,6 +394,6 @@ def test_ranks_may_join_after_steps_of_their_own(tmp_path: Path, monkeypatch: py
     training = Training()
     with recorded(tmp_path) as reports:
         training.train()
-        monkeypatch.setattr("multicard.script.recorder._is_grouped", lambda: True)
+        monkeypatch.setattr("multicard.script.trained_together.has_joined_ranks", lambda: True)
         training.train()
     assert reports[0].grouped

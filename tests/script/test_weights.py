@@ -25,7 +25,7 @@ def trained(network: torch.nn.Module, data_seed: int, steps: int = 2) -> Weights
         network(torch.randn(4, 8, generator=random)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return weights.of(weights.trained(optimizer))
+    return weights.digests_of(weights.trained_parameters(optimizer))
 
 
 def test_copies_that_took_the_same_steps_are_together():
@@ -55,7 +55,7 @@ def test_parts_of_sharded_tensors_are_no_copies(mark: str):
     for seed in (1, 2):
         tensor = torch.nn.Parameter(torch.randn(5, generator=torch.Generator().manual_seed(seed)))
         setattr(tensor, mark, True)
-        found.append(weights.of([tensor]))
+        found.append(weights.digests_of([tensor]))
     assert compared(found) is Relation.divided
 
 
@@ -66,14 +66,14 @@ def test_stages_of_equal_shapes_are_parts_of_a_model(monkeypatch):
 
 def test_a_rank_that_tells_nothing_leaves_it_unknown():
     assert compared([trained(model(), 1), None]) is Relation.unknown
-    constant = weights.of([torch.nn.Parameter(torch.zeros(4))])
+    constant = weights.digests_of([torch.nn.Parameter(torch.zeros(4))])
     assert compared([constant, constant]) is Relation.unknown
 
 
 def test_digests_change_neither_values_nor_random_numbers():
     network, state = model(), torch.get_rng_state()
     before = [tensor.clone() for tensor in network.parameters()]
-    weights.of(network.parameters())
+    weights.digests_of(network.parameters())
     assert all(
         torch.equal(own, tensor) for own, tensor in zip(before, network.parameters(), strict=True)
     )
@@ -83,7 +83,7 @@ def test_digests_change_neither_values_nor_random_numbers():
 def test_frozen_parameters_are_left_out():
     network = model()
     network[0].requires_grad_(False)  # pyright: ignore[reportCallIssue]
-    assert len(weights.trained(torch.optim.SGD(network.parameters(), lr=0.1))) == 4
+    assert len(weights.trained_parameters(torch.optim.SGD(network.parameters(), lr=0.1))) == 4
 
 
 def test_ranks_whose_models_are_averaged_now_and_then_are_not_known_to_train_apart():
@@ -106,5 +106,5 @@ def digests_at_the_end(network: torch.nn.Module, data_seed: int) -> Weights | No
         torch.randn(4, 8, generator=torch.Generator().manual_seed(data_seed))
     ).square().sum().backward()
     optimizer.step()
-    held.counts(optimizer)
+    held.hold(optimizer)
     return held.digests()

@@ -131,7 +131,7 @@ def test_words_are_an_axis_and_ways_to_do_the_same_work():
 
 
 def test_a_command_that_trains_on_has_no_length_of_a_trial():
-    assert command._is_of_the_race("steps=20") and not command._is_of_the_race("args.lr=0.1")
+    assert command._belongs_to_race("steps=20") and not command._belongs_to_race("args.lr=0.1")
 
 
 def test_the_command_of_a_configuration_makes_it_again():

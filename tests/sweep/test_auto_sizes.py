@@ -12,7 +12,7 @@ import pytest
 
 from multicard.config.base import RunConfig
 from multicard.config.llm import LlmConfig
-from multicard.decide.plan.jobs_file import read
+from multicard.decide.plan.jobs_file import read_jobs_file
 from multicard.estimate.estimates import Predictor
 from multicard.machine import environment
 from multicard.records import run_folder
@@ -215,7 +215,7 @@ def test_a_plan_is_of_given_sizes(tmp_path: Path):
         "jobs:\n  a: {run: train_vision.py batch_size=auto}\n"
     )
     with refused("plan.file", key="jobs.a.run") as caught:
-        read(jobs)
+        read_jobs_file(jobs)
     assert caught.value.facts["reason"].code == "plan.auto"
 
 

@@ -10,7 +10,7 @@ import pytest
 from multicard.config import strict_yaml
 from multicard.records import run_folder
 from multicard.sweep.cells import Cell
-from multicard.sweep.order import Turn, in_turn, numbered
+from multicard.sweep.order import Turn, numbered_turns, shuffled_turns
 from tests.conftest import Called
 from tests.helpers.messages import find, says
 from tests.sweep.conftest import DryRun, Measure
@@ -131,7 +131,7 @@ def test_the_order_of_cells_depends_on_what_they_measure_alone():
     cells = [
         [f"gpus={gpus}", f"layout={layout}"] for gpus in (1, 2, 4) for layout in ("nchw", "nhwc")
     ]
-    order = [turn.words for turn in in_turn(numbered(cells), "7")]
+    order = [turn.words for turn in shuffled_turns(numbered_turns(cells), "7")]
     beside = [
         "name=x",
         "rerun=true",
@@ -139,9 +139,9 @@ def test_the_order_of_cells_depends_on_what_they_measure_alone():
         "order=7",
         "tracker.mode=disabled",
     ]
-    again = in_turn(numbered([[*beside, *words] for words in cells]), "7")
+    again = shuffled_turns(numbered_turns([[*beside, *words] for words in cells]), "7")
     assert [turn.words[len(beside) :] for turn in again] == order
-    more = in_turn(numbered([*cells, ["gpus=8", "layout=nchw"]]), "7")
+    more = shuffled_turns(numbered_turns([*cells, ["gpus=8", "layout=nchw"]]), "7")
     assert [turn.words for turn in more if turn.words in cells] == order
 
 
@@ -152,7 +152,7 @@ def test_experiments_and_seeds_follow_one_another():
         for seed in (0, 1)
         for n in (1, 2, 4)
     ]
-    found = [turn.words[:2] for turn in in_turn(numbered(cells), "3")]
+    found = [turn.words[:2] for turn in shuffled_turns(numbered_turns(cells), "3")]
     assert found == [words[:2] for words in cells]
 
 
@@ -163,7 +163,7 @@ def test_drift_falls_on_no_setting():
     assert typed == sorted(typed)
     places = np.zeros((300, 12))
     for seed in range(300):
-        for place, turn in enumerate(in_turn(turns, str(seed))):
+        for place, turn in enumerate(shuffled_turns(turns, str(seed))):
             places[seed, turn.number] = place
     assert np.abs(places.mean(axis=0) - 5.5).max() < 0.9  # 4.5 standard errors
     halves = places[:, :6].mean(axis=1) - places[:, 6:].mean(axis=1)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from multicard.vision.data import batch, batched_loader, preprocess
-from multicard.vision.data.batch import Batch, LoaderInput, Making, sent_ahead
+from multicard.vision.data.batch import Batch, LoaderInput, PendingBatch, copy_ahead
 from multicard.vision.data.batched_loader import Batched, Buffers
 from multicard.vision.data.splits import Remaining, Shuffled, Split, gather
 from tests.conftest import PATIENCE_S
@@ -205,15 +205,15 @@ class Cuda:
 def sent(number: int, done: bool, buffers: Buffers) -> Iterator[Batch]:
     """Batches of four equal images on their way to the device."""
 
-    def makings() -> Iterator[Making]:
+    def makings() -> Iterator[PendingBatch]:
         for value in range(number):
             images = buffers.take().view(torch.float32)
             made = Batch(images, torch.full((1,), value), images.nbytes, 8)
-            yield Making(
+            yield PendingBatch(
                 made, [lambda images=images, value=value: images.fill_(value)], lambda: done
             )
 
-    return sent_ahead(makings(), torch.device("cpu"))
+    return copy_ahead(makings(), torch.device("cpu"))
 
 
 def test_a_batch_is_copied_while_the_step_before_it_runs(monkeypatch: pytest.MonkeyPatch):

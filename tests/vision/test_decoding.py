@@ -138,7 +138,7 @@ def test_photographs_are_upright(suffix: str, orientation: int, tmp_path: Path):
     picture(width=40, height=20).save(path, exif=exif, **options)
     with Image.open(path) as own, Image.open(path) as image:
         upright = np.array(ImageOps.exif_transpose(own).convert("RGB"))
-        assert np.array_equal(np.array(decoding.shown(image)), upright)
+        assert np.array_equal(np.array(decoding.upright_rgb(image)), upright)
     assert upright.shape[:2] == ((40, 20) if orientation > 4 else (20, 40))
     apart = np.abs(
         upright[:20, :20].astype(int) - picture(width=40, height=20).crop((0, 0, 20, 20))

@@ -13,7 +13,7 @@ import pytest
 
 from multicard.records import limits
 from multicard.records.limits import Forbids
-from multicard.records.schema_parts import DataContent, RepeatedImages
+from multicard.records.schema_data import DataContent, RepeatedImages
 from multicard.vision.data import datasets, repeated_images
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Measured, ok, typed
@@ -111,12 +111,12 @@ def test_more_than_can_be_read_is_compared_in_part_and_said(
             (root / folder / f"{size}.png").write_bytes(folder.split("/")[1].encode() + bytes(size))
     config = typed("dataset=images", f"dataset.root={root}").dataset
     data = datasets.DATASETS["images"].read(config, 0)
-    whole = repeated_images.repeated(data.train, data.test)
+    whole = repeated_images.count_repeated(data.train, data.test)
     assert whole == RepeatedImages(in_both=80, two_labels=0, tested=80, compared=160, images=160)
     monkeypatch.setattr(repeated_images, "MOST_READ", 40)
-    part = repeated_images.repeated(data.train, data.test)
+    part = repeated_images.count_repeated(data.train, data.test)
     assert part is not None and 0 < part.in_both < 80 and part.in_both == part.compared / 2
-    assert part == repeated_images.repeated(data.train, data.test)  # the same ones each time
+    assert part == repeated_images.count_repeated(data.train, data.test)  # the same ones each time
 
 
 @pytest.mark.parametrize(

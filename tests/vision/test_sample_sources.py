@@ -19,7 +19,7 @@ from PIL import Image
 
 from multicard.estimate.memory import facts
 from multicard.records import content
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import datasets, sample_sources, stored_images
 from multicard.vision.data.splits import DataSplits, Split
 from multicard.vision.workload import WORKLOAD
@@ -394,7 +394,7 @@ BAD = {
         reason="photographs.no-label",
     ),
     "lists": Bad(
-        lambda root: parquet(root, file=["ant/0.png"], label=[[1]]),
+        lambda root: parquet(root, file=["ant/0.png"], label=[[[1]]]),
         "photographs.columns",
         {"columns": ["file", "label (list)"]},
     ),
@@ -552,7 +552,7 @@ def test_masks_beside_the_images_of_a_class_are_no_samples(tmp_path: Path):
                 picture(number, 0).save(tmp_path / part / name / folder / "0.png")
     both = loaded(tmp_path)
     assert len(both.train) == len(both.test) == 3 and Ignored("masks/", 6) in both.ignored
-    assert len(sample_sources.find(tmp_path / "train").parts[0].read().images) == 3
+    assert len(sample_sources.find_parts(tmp_path / "train").parts[0].read().images) == 3
 
 
 def cub(root: Path) -> Path:

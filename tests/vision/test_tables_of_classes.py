@@ -187,4 +187,4 @@ def test_classes_whose_names_differ_by_case_alone_are_said(tmp_path: Path, capsy
     datasets.check(options(labelled(tmp_path / "other", ["nv", "mel"] * 4), "dataset.split=0.5"))
     assert told(capsys.readouterr().out) == []
     names = ["covid 19", "Covid-19", "healthy", "1", "-1", "1.0", "01", "2"]
-    assert class_names.alike(names) == [["covid 19", "Covid-19"], ["1", "1.0", "01"]]
+    assert class_names.group_similar_names(names) == [["covid 19", "Covid-19"], ["1", "1.0", "01"]]

@@ -1,1 +1,1 @@
-"""Plans of jobs on a node: the GPUs and the start of each, so that all end soonest."""
+"""Plan jobs on a node: choose the GPUs and the start of each, so that all end soonest."""

@@ -1,5 +1,6 @@
-"""Carries a plan out: starts its tasks in its order,
-and plans the rest again when one ends otherwise than planned.
+"""Carry out a plan: start its tasks in its order.
+
+If a task ends otherwise than planned, the rest is planned again.
 """
 
 import math
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from multicard.decide.plan import planning
-from multicard.decide.plan.schedule import GpusOption, Placed, PlanTask, Schedule
+from multicard.decide.plan.schedule import GpusOption, PlacedTask, PlanTask, Schedule
 from multicard.estimate.totals import exact
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours, pause, since_epoch_s
@@ -20,15 +21,15 @@ from multicard.records.journal import Journal
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, ending_on_error
 
-FOLDER = ".plan"  # of the sweep
+FOLDER = ".plan"  # The folder of a sweep with the files of its plan.
 POLL_S = 0.2
-REPLANNING_S = 2.0  # longest search for a new plan; nothing starts meanwhile
+REPLANNING_S = 2.0  # The longest search for a new plan. Nothing starts meanwhile.
 # A time is outside of its predicted interval if it is beyond the end by this share, and by at
-# least so many seconds
+# least this many seconds.
 OUTSIDE = 0.05
 LEAST_OUTSIDE_S = 1.0
-LONGER = 1.5  # an overdue task is expected to take at most its time so far by this factor
-LEAST_LEFT_S = 1.0  # of a task that runs
+LONGER = 1.5  # An overdue task is expected to take at most this factor times its time so far.
+LEAST_LEFT_S = 1.0  # The shortest time that a running task is expected to have left.
 PLANNED_KEYS = ("gpus", "gpu_ids", "start_s", "end_s")
 
 
@@ -37,20 +38,20 @@ class TaskProgress:
     """The progress of a task.
 
     Fields:
-        options: that it may still be started with.
-        placed: its place in the plan, in seconds since the first command began; once it has
-            started, its last one.
+        options: the options with which it may still be started.
+        placed: its place in the plan, in seconds since the first command began. Once it has
+            started, this is its last place.
         before: numbers of the tasks that it waits for.
-        status: "" until it is over, then that of its record, or "skipped".
-        cell: while it runs.
-        gpus: that it was started with; 0 before.
-        limit_s: the longest time that it is expected to take,
-            after which the rest is planned again.
+        status: "" until it is over, then the status of its record, or "skipped".
+        cell: its cell while it runs.
+        gpus: the number of GPUs that it was started with; 0 before.
+        limit_s: the longest time that it is expected to take. If it takes longer, the rest is
+            planned again.
     """
 
     task: PlanTask
     options: tuple[GpusOption, ...]
-    placed: Placed | None = None
+    placed: PlacedTask | None = None
     before: set[int] = field(default_factory=set)
     status: str = ""
     cause: str = ""
@@ -70,8 +71,9 @@ class TaskProgress:
         return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
 
     def rest(self, now_s: float) -> GpusOption:
-        """The time left of a running task: as planned, and once that has passed, up to the longest
-        time that is expected.
+        """Return an option with the time that a running task has left.
+
+        The planned end counts until it has passed. After that, the longest expected time counts.
         """
         assert self.start_s is not None and self.placed is not None
         so_far_s = now_s - self.start_s
@@ -81,13 +83,13 @@ class TaskProgress:
 
 
 class CarryingOut:
-    """A plan that is carried out.
+    """Carries out a plan.
 
     Args:
         cells: by the task's name and its number of GPUs.
-        journal: what was planned first, and starts and ends, in seconds since the first command
-            began. What is done is in the records of the runs.
-        limit_s: longest search for a new plan.
+        journal: the first plan, and starts and ends, in seconds since the first command began.
+            The records of the runs say which tasks are done.
+        limit_s: longest search for a new plan, in seconds.
 
     Raises:
         Refusal: the journal is of a plan of other jobs.
@@ -121,51 +123,58 @@ class CarryingOut:
         if self.first and not any(task.name in self.first for task in tasks):
             name = journal.path.parents[1].name
             job = next(iter(self.first))
-            sentence = f"--name {name}: is a plan of other jobs, as {job}; choose another name"
+            sentence = f"--name {name}: is a plan of other jobs, such as {job}; choose another name"
             raise Refusal("plan.other-jobs", sentence, key="--name", value=name, job=job)
         self.progress = [TaskProgress(task, task.options) for task in tasks]
-        for each in self.progress:
-            self._take_record(each)
+        for progress in self.progress:
+            self._take_record(progress)
         self._skip()
 
     def now_s(self) -> float:
-        """Seconds since the first command began; 0 before,
-        and where the clock was set back since.
+        """Return seconds since the first command began.
+
+        0 before it began, and if the clock was set back since.
         """
         return 0.0 if self.began is None else max(0.0, since_epoch_s() - self.began)
 
     def left(self) -> list[int]:
-        """Numbers of the tasks that are not over."""
-        return [number for number, each in enumerate(self.progress) if not each.status]
+        """Return the numbers of the tasks that are not over."""
+        return [number for number, progress in enumerate(self.progress) if not progress.status]
 
     def rest(self) -> list[PlanTask]:
-        """The tasks that are not over, those that run with the time that is left."""
-        left = self.left()
+        """Return the tasks that are not over. A running one has the time that it has left."""
+        unfinished = self.left()
         now_s = self.now_s()
-        here = {number: index for index, number in enumerate(left)}
+        index_of_task = {number: index for index, number in enumerate(unfinished)}
         tasks = []
-        for number in left:
-            each = self.progress[number]
-            deadline_s = each.task.deadline_s
+        for number in unfinished:
+            progress = self.progress[number]
+            deadline_s = progress.task.deadline_s
             if deadline_s is not None:
                 deadline_s -= now_s
-            if each.waits:
-                waits_for = [here[other] for other in each.task.after if other in here]
-                changes = {"options": each.options, "after": tuple(waits_for), "held": ()}
+            if progress.waits:
+                waits_for = [
+                    index_of_task[other] for other in progress.task.after if other in index_of_task
+                ]
+                changes = {"options": progress.options, "after": tuple(waits_for), "held": ()}
             else:
-                changes = {"options": (each.rest(now_s),), "after": (), "held": each.gpu_ids}
-            tasks.append(replace(each.task, deadline_s=deadline_s, **changes))
+                changes = {
+                    "options": (progress.rest(now_s),),
+                    "after": (),
+                    "held": progress.gpu_ids,
+                }
+            tasks.append(replace(progress.task, deadline_s=deadline_s, **changes))
         return tasks
 
     def run(self, schedule: Schedule) -> None:
-        """Run all that is left, by a schedule of `rest`.
+        """Run all remaining tasks by a schedule of `rest`.
 
         An exception, such as Ctrl-C, is raised again once the running tasks have ended.
         """
         began = since_epoch_s()
         self.journal.add(began=began)
         self.began = began if self.began is None else self.began
-        self._follow(schedule)
+        self._adopt(schedule)
         answered = interruption.answered(
             lambda number: KeyboardInterrupt(signal.Signals(number).name)
         )
@@ -174,94 +183,100 @@ class CarryingOut:
                 reasons = self._start_ready()
                 pause(POLL_S)
                 reasons += [*self._take_ended(), *self._overdue()]
-                if reasons and any(each.waits for each in self.progress):
-                    self._plan(reasons)
+                if reasons and any(progress.waits for progress in self.progress):
+                    self._plan_again(reasons)
 
     # ---- planning
 
-    def _plan(self, reasons: Sequence[str]) -> None:
-        """Plan what is left anew, and say so with the reasons."""
+    def _plan_again(self, reasons: Sequence[str]) -> None:
+        """Plan the remaining tasks anew, and print the reasons."""
         now_s = self.now_s()
         schedule = planning.make(self.rest(), self.gpus, self.limit_s).schedule
-        self._follow(schedule)
+        self._adopt(schedule)
         end_s = now_s + schedule.makespan_s
         why = "; ".join(reasons)
         sentence = f"{in_hours(now_s)} planned again, as {why}: all end at {in_hours(end_s)}"
         say(Message("plan.again", sentence, now_s=now_s, end_s=end_s, reasons=why))
 
-    def _follow(self, schedule: Schedule) -> None:
-        """Take a schedule of what is left, from now on, as the plan."""
-        left = self.left()
+    def _adopt(self, schedule: Schedule) -> None:
+        """Adopt a schedule of the remaining tasks as the plan, from now on."""
+        unfinished = self.left()
         now_s = self.now_s()
-        new = dict[str, dict[str, Any]]()
+        newly_planned = dict[str, dict[str, Any]]()
         for number, placed, others in zip(
-            left, schedule.placed, schedule.waits(self.rest()), strict=True
+            unfinished, schedule.placed, schedule.waits(self.rest()), strict=True
         ):
-            each = self.progress[number]
-            if not each.waits:
+            progress = self.progress[number]
+            if not progress.waits:
                 continue
-            each.before = {left[other] for other in others}
-            each.placed = replace(
+            progress.before = {unfinished[other] for other in others}
+            progress.placed = replace(
                 placed, start_s=now_s + placed.start_s, end_s=now_s + placed.end_s
             )
-            if each.task.name not in self.first:
-                span = {"start_s": each.placed.start_s, "end_s": each.placed.end_s}
-                new[each.task.name] = {
+            if progress.task.name not in self.first:
+                span = {"start_s": progress.placed.start_s, "end_s": progress.placed.end_s}
+                newly_planned[progress.task.name] = {
                     "gpus": placed.option.gpus,
                     "gpu_ids": [*placed.gpu_ids],
                     **span,
                 }
-        if new:
-            self.journal.add(planned=new)
-            self.first |= new
+        if newly_planned:
+            self.journal.add(planned=newly_planned)
+            self.first |= newly_planned
 
     # ---- starts and ends
 
-    def _take_record(self, each: TaskProgress) -> None:
-        """Take what an earlier command has done of a task."""
-        name = each.task.name
+    def _take_record(self, progress: TaskProgress) -> None:
+        """Restore from the records what an earlier command has done of a task."""
+        name = progress.task.name
         last = next(
             (event for event in reversed(self.journal.entries) if event.get("ended") == name), {}
         )
-        for option in each.task.options:
+        for option in progress.task.options:
             run = run_folder.read(self.cells[name, option.gpus].folder)
             if run is not None and run.status == "oom":
-                self._require_more_gpus(each.task.job, option.gpus)
-            if run is not None and run.status in ("ok", "diverged") and each.status != "ok":
-                each.status = run.status
-                each.gpus = option.gpus
-                # An end with another status belongs to an earlier run
-                noted = last if last.get("status") == run.status else {}
-                each.gpu_ids = tuple(noted.get("gpu_ids", ()))
-                each.start_s = noted.get("start_s")
-                each.end_s = noted.get("end_s")
+                self._require_more_gpus(progress.task.job, option.gpus)
+            if run is not None and run.status in ("ok", "diverged") and progress.status != "ok":
+                progress.status = run.status
+                progress.gpus = option.gpus
+                # An end with another status belongs to an earlier run.
+                end_event = last if last.get("status") == run.status else {}
+                progress.gpu_ids = tuple(end_event.get("gpu_ids", ()))
+                progress.start_s = end_event.get("start_s")
+                progress.end_s = end_event.get("end_s")
                 sentence = f"{name}: {'done' if run.status == 'ok' else run.status} before"
                 say(Message("plan.before", sentence, task=name, status=run.status))
 
     def _start_ready(self) -> list[str]:
-        """Start the tasks that wait for nothing, unless other commands have leased their GPUs, or
-        an earlier command's run of the task has ended meanwhile.
-        Returns why the rest is to be planned again before more is started.
+        """Start the tasks that wait for nothing.
+
+        A task stays where it is if other commands have leased its GPUs, or if an earlier command's
+        run of it has ended meanwhile.
+
+        Returns:
+            Why the rest must be planned again before more is started.
         """
-        over = {number for number, each in enumerate(self.progress) if each.status}
+        over_numbers = {number for number, progress in enumerate(self.progress) if progress.status}
         ready = [
-            each for each in self.progress if each.waits and each.placed and not each.before - over
+            progress
+            for progress in self.progress
+            if progress.waits and progress.placed and not progress.before - over_numbers
         ]
-        for each in sorted(
-            ready, key=lambda each: 0.0 if each.placed is None else each.placed.start_s
+        for progress in sorted(
+            ready, key=lambda progress: 0.0 if progress.placed is None else progress.placed.start_s
         ):
-            assert each.placed is not None
-            name = each.task.name
-            option = each.placed.option
+            assert progress.placed is not None
+            name = progress.task.name
+            option = progress.placed.option
             now_s = self.now_s()
-            self._take_record(each)
-            if each.status == "ok":
+            self._take_record(progress)
+            if progress.status == "ok":
                 continue
-            if each.status:
+            if progress.status:
                 self._skip()
-                sentence = f"{name} ended {each.status} in an earlier command"
-                return [Message("plan.ended-before", sentence, task=name, status=each.status)]
-            if option.gpus not in {own.gpus for own in each.options}:
+                sentence = f"{name} ended {progress.status} in an earlier command"
+                return [Message("plan.ended-before", sentence, task=name, status=progress.status)]
+            if option.gpus not in {other.gpus for other in progress.options}:
                 self._skip()
                 sentence = f"{name} does not fit on {option.gpus}"
                 return [Message("plan.does-not-fit", sentence, task=name, gpus=option.gpus)]
@@ -270,174 +285,186 @@ class CarryingOut:
             if share is None:
                 continue
             process = self.executor.start(cell, share)
-            each.cell = cell
-            each.gpus = option.gpus
-            each.gpu_ids = each.placed.gpu_ids
-            each.start_s = now_s
-            each.limit_s = _latest_s(option)
-            where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(each.gpu_ids)}"
-            planned = f"{in_hours(each.placed.start_s)} to {in_hours(each.placed.end_s)}"
+            progress.cell = cell
+            progress.gpus = option.gpus
+            progress.gpu_ids = progress.placed.gpu_ids
+            progress.start_s = now_s
+            progress.limit_s = _latest_s(option)
+            where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(progress.gpu_ids)}"
+            planned = f"{in_hours(progress.placed.start_s)} to {in_hours(progress.placed.end_s)}"
             log = f"{self.executor.folder}/{process.pid}_0_log.out"
             sentence = (
                 f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}"
             )
-            ends = [each.placed.start_s, each.placed.end_s]
+            planned_ends_s = [progress.placed.start_s, progress.placed.end_s]
             say(
                 Message(
                     "plan.started",
                     sentence,
                     task=name,
-                    gpu_ids=[*each.gpu_ids],
-                    planned_s=ends,
+                    gpu_ids=[*progress.gpu_ids],
+                    planned_s=planned_ends_s,
                     log=log,
                 )
             )
         return []
 
     def _take_ended(self) -> list[str]:
-        """Take the ends of cells. Returns why the rest is to be planned again."""
+        """Take the results of cells that have ended. Return why the rest must be planned again."""
         ended = self.executor.collect_ended()
-        over = [each for each in self.progress if any(each.cell is cell for cell in ended)]
-        reasons = [reason for each in over if (reason := self._end(each))]
-        if any(each.status == "interrupted" for each in over):
-            # a terminal's signal has reached a cell; Python can drop the command's
+        ended_tasks = [
+            progress for progress in self.progress if any(progress.cell is cell for cell in ended)
+        ]
+        reasons = [reason for progress in ended_tasks if (reason := self._end(progress))]
+        if any(progress.status == "interrupted" for progress in ended_tasks):
+            # A terminal's signal has reached a cell, and Python may have dropped the command's.
             raise KeyboardInterrupt
         return reasons
 
-    def _end(self, each: TaskProgress) -> str:
-        assert each.cell is not None and each.cell.result is not None
-        assert each.start_s is not None and each.placed is not None
-        record = each.cell.result.record
-        name = each.task.name
-        option = each.placed.option
-        each.cell = None
-        each.end_s = self.now_s()
-        lasted_s = each.end_s - each.start_s
-        planned = in_hours(each.planned_s)
+    def _end(self, progress: TaskProgress) -> str:
+        assert progress.cell is not None and progress.cell.result is not None
+        assert progress.start_s is not None and progress.placed is not None
+        record = progress.cell.result.record
+        name = progress.task.name
+        option = progress.placed.option
+        progress.cell = None
+        progress.end_s = self.now_s()
+        lasted_s = progress.end_s - progress.start_s
+        planned = in_hours(progress.planned_s)
         status = record.status
         cause = "" if record.cause is None else record.cause.message.partition("\n")[0]
-        span = {"start_s": each.start_s, "end_s": each.end_s}
-        self.journal.add(ended=name, status=status, cause=cause, gpu_ids=[*each.gpu_ids], **span)
+        span = {"start_s": progress.start_s, "end_s": progress.end_s}
+        self.journal.add(
+            ended=name, status=status, cause=cause, gpu_ids=[*progress.gpu_ids], **span
+        )
         why = f"; {cause}" if cause else ""
         sentence = (
-            f"{in_hours(each.end_s)} {name}: {status} after {in_hours(lasted_s)}, planned"
+            f"{in_hours(progress.end_s)} {name}: {status} after {in_hours(lasted_s)}, planned"
             f" {planned}{why}"
         )
         say(
             Message("plan.ended", sentence, task=name, status=status, cause=cause, seconds=lasted_s)
         )
         if status == "oom":
-            self._require_more_gpus(each.task.job, option.gpus)
-            if each.options:
-                each.start_s = each.end_s = None
+            self._require_more_gpus(progress.task.job, option.gpus)
+            if progress.options:
+                progress.start_s = progress.end_s = None
                 sentence = f"{name} does not fit on {option.gpus} and is tried on more"
                 return Message("plan.tried-on-more", sentence, task=name, gpus=option.gpus)
             sentence = f"out of memory on {option.gpus}, and more are not allowed"
             cause = Message("plan.no-more-gpus", sentence, gpus=option.gpus)
-        each.status = status
-        each.cause = cause
+        progress.status = status
+        progress.cause = cause
         if status != "ok":
             self._skip()
             return Message("plan.ended-badly", f"{name} ended {status}", task=name, status=status)
         low = option.interval.low
         is_sooner = lasted_s < low - max(OUTSIDE * low, LEAST_OUTSIDE_S)
         if is_sooner or lasted_s > _latest_s(option):
-            self._scale(each, lasted_s)
+            self._scale(progress, lasted_s)
             sentence = f"{name} took {in_hours(lasted_s)}, not {planned}"
             return Message(
-                "plan.took", sentence, task=name, seconds=lasted_s, planned_s=each.planned_s
+                "plan.took", sentence, task=name, seconds=lasted_s, planned_s=progress.planned_s
             )
         return ""
 
     def _overdue(self) -> list[str]:
-        """Note what runs longer than expected. Returns why the rest is to be planned again."""
+        """Find tasks that run longer than expected. Return why the rest must be planned again."""
         reasons = []
         now_s = self.now_s()
-        for each in self.progress:
+        for progress in self.progress:
             if (
-                each.cell is not None
-                and each.start_s is not None
-                and now_s - each.start_s > each.limit_s
+                progress.cell is not None
+                and progress.start_s is not None
+                and now_s - progress.start_s > progress.limit_s
             ):
-                each.limit_s = LONGER * (now_s - each.start_s)
-                self._scale(each, each.limit_s)
-                name = each.task.name
-                so_far_s = now_s - each.start_s
+                progress.limit_s = LONGER * (now_s - progress.start_s)
+                self._scale(progress, progress.limit_s)
+                name = progress.task.name
+                so_far_s = now_s - progress.start_s
                 sentence = f"{name} still runs after {in_hours(so_far_s)}"
                 reasons.append(Message("plan.overdue", sentence, task=name, seconds=so_far_s))
         return reasons
 
     def _require_more_gpus(self, job: str, gpus: int) -> None:
-        """A run of the job ran out of memory on so many GPUs: its other runs take more."""
-        for each in self.progress:
-            if each.task.job == job and each.waits:
-                each.options = tuple(option for option in each.options if option.gpus > gpus)
+        """Give a job's other runs more GPUs, because one ran out of memory on this number."""
+        for progress in self.progress:
+            if progress.task.job == job and progress.waits:
+                progress.options = tuple(
+                    option for option in progress.options if option.gpus > gpus
+                )
 
-    def _scale(self, by: TaskProgress, lasts_s: float) -> None:
-        """Scale the expected times of a job's waiting runs by how much longer, or shorter, than
-        planned this run lasts.
+    def _scale(self, source: TaskProgress, lasts_s: float) -> None:
+        """Scale the expected times of a job's waiting runs by the surprise of one run.
+
+        `lasts_s` is how long that run lasts, compared with its planned time.
         """
-        first = next(option for option in by.task.options if option.gpus == by.gpus)
-        ratio = lasts_s / first.interval.value
-        for each in self.progress:
-            if each.task.job == by.task.job and each.waits:
-                allowed = {own.gpus for own in each.options}
-                each.options = tuple(
-                    option.times(ratio) for option in by.task.options if option.gpus in allowed
+        first_option = next(option for option in source.task.options if option.gpus == source.gpus)
+        ratio = lasts_s / first_option.interval.value
+        for progress in self.progress:
+            if progress.task.job == source.task.job and progress.waits:
+                allowed_gpus = {option.gpus for option in progress.options}
+                progress.options = tuple(
+                    option.times(ratio)
+                    for option in source.task.options
+                    if option.gpus in allowed_gpus
                 )
 
     def _skip(self) -> None:
-        """Skip tasks that come after one that failed, and tasks that fit no number of GPUs."""
-        for each in self.progress:
-            if each.waits and not each.options:
-                each.status = "oom"
+        """Skip tasks that come after a failed one, and tasks that fit on no number of GPUs."""
+        for progress in self.progress:
+            if progress.waits and not progress.options:
+                progress.status = "oom"
                 sentence = "out of memory before on each number of GPUs that is allowed"
-                each.cause = Message("plan.fits-nowhere", sentence)
+                progress.cause = Message("plan.fits-nowhere", sentence)
         while blocked := self._first_after_a_failure():
-            each, other = blocked
+            progress, other = blocked
             name = self.tasks[other].name
             status = self.progress[other].status
-            each.status = "skipped"
-            each.cause = Message(
+            progress.status = "skipped"
+            progress.cause = Message(
                 "plan.after", f"comes after {name}, which is {status}", task=name, status=status
             )
-            sentence = f"{each.task.name}: skipped; it {each.cause}"
+            sentence = f"{progress.task.name}: skipped; it {progress.cause}"
             say(
-                Message("plan.skipped", sentence, task=each.task.name, cause=each.cause), error=True
+                Message("plan.skipped", sentence, task=progress.task.name, cause=progress.cause),
+                error=True,
             )
 
     def _first_after_a_failure(self) -> tuple[TaskProgress, int] | None:
-        """A task that is not over, and the number of a task before it that failed."""
-        for each in self.progress:
-            if each.status:
+        """Return a task that is not over, and the number of a failed task before it."""
+        for progress in self.progress:
+            if progress.status:
                 continue
-            for other in each.task.after:
+            for other in progress.task.after:
                 if self.progress[other].status not in ("", "ok"):
-                    return each, other
+                    return progress, other
         return None
 
     # ---- what became of it
 
     def result(self) -> dict[str, Any]:
-        """The plan beside what became of it, in the order of real starts, for other programs."""
+        """Return the plan and its outcome, in the order of real starts, for other programs."""
         jobs = []
-        for each in sorted(self.progress, key=_start_s):
-            first = self.first.get(each.task.name, {})
+        for progress in sorted(self.progress, key=_start_s):
+            first = self.first.get(progress.task.name, {})
             planned_s = first.get("end_s", 0.0) - first.get("start_s", 0.0)
             lasted_s = (
-                None if each.start_s is None or each.end_s is None else each.end_s - each.start_s
+                None
+                if progress.start_s is None or progress.end_s is None
+                else progress.end_s - progress.start_s
             )
             jobs.append(
                 {
-                    "name": each.task.name,
-                    "job": each.task.job,
-                    "status": each.status or "not run",
-                    "cause": each.cause,
-                    "gpus": each.gpus or None,
-                    "gpu_ids": [*each.gpu_ids],
+                    "name": progress.task.name,
+                    "job": progress.task.job,
+                    "status": progress.status or "not run",
+                    "cause": progress.cause,
+                    "gpus": progress.gpus or None,
+                    "gpu_ids": [*progress.gpu_ids],
                     **{f"planned_{key}": first.get(key) for key in PLANNED_KEYS},
-                    "start_s": each.start_s,
-                    "end_s": each.end_s,
+                    "start_s": progress.start_s,
+                    "end_s": progress.end_s,
                     "ratio": lasted_s / planned_s if lasted_s is not None and planned_s else None,
                 }
             )
@@ -452,19 +479,19 @@ class CarryingOut:
         }
 
     def failures(self) -> list[str]:
-        """The tasks that have not ended well, and why."""
-        return [_failure(each) for each in self.progress if each.status != "ok"]
+        """Return a line for each task that did not end well, with the reason."""
+        return [_failure(progress) for progress in self.progress if progress.status != "ok"]
 
 
-def _failure(each: TaskProgress) -> Message:
-    status = each.status or "not run"
-    name = each.task.name
-    sentence = f"{name}: {status}: {each.cause}" if each.cause else f"{name}: {status}"
-    return Message("plan.failed", sentence, task=name, status=status, cause=each.cause)
+def _failure(progress: TaskProgress) -> Message:
+    status = progress.status or "not run"
+    name = progress.task.name
+    sentence = f"{name}: {status}: {progress.cause}" if progress.cause else f"{name}: {status}"
+    return Message("plan.failed", sentence, task=name, status=status, cause=progress.cause)
 
 
 def _latest_s(option: GpusOption) -> float:
-    """The longest time within an option's interval."""
+    """Return the longest time that still counts as within an option's interval."""
     return option.interval.high + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
 
 

@@ -1,9 +1,9 @@
-"""Plans a list of jobs: which GPUs each gets, and when, so that all end soonest.
+"""Plan a list of jobs: which GPUs each gets, and when, so that all end soonest.
 
     multicard plan JOBS.yaml [--seconds S] [--json FILE] [--csv FILE] ... [--run [--name NAME]]
 
-JOBS.yaml names the node and the jobs, each a command of either
-entry or times that are known (docs/reference/plans.md).
+JOBS.yaml names the node and the jobs. Each job is a command of an entry, or has known times
+(docs/reference/plans.md).
 """
 
 import argparse
@@ -35,7 +35,7 @@ from multicard.records.text_table import TextTable, cut
 from multicard.sweep.executor import Executor
 
 WIDTH = 120
-LEAST_COLUMNS = 20  # of the chart
+LEAST_COLUMNS = 20  # The chart has at least this many columns.
 HEADINGS = (
     "job",
     "GPUs",
@@ -63,7 +63,7 @@ RESULT_HEADINGS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1, after one line with the reason, where there is no plan."""
+    """Run the command. If there is no plan, print one line with the reason and return 1."""
     parser = Parser(
         "multicard plan",
         description=usage(__doc__, __file__),
@@ -90,14 +90,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Command:
-    """One command, from its options to its exit code; a Refusal names the key and the remedy."""
+    """One command, from its options to its exit code. A Refusal names the key and the remedy."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         if not 1 <= options.seconds <= 3600:
             sentence = f"--seconds {options.seconds:g}: must be from 1 to 3600"
             raise Refusal("plan.search-range", sentence, key="--seconds", value=options.seconds)
         self.options = options
-        self.file = jobs_file.read(options.jobs)
+        self.file = jobs_file.read_jobs_file(options.jobs)
         self.name = options.name or options.jobs.stem
         if options.run:
             check_name(self.name)
@@ -108,31 +108,31 @@ class _Command:
                 )
         self.sweep = tasks.SWEEPS / self.name
         self.node = tasks.resolve(self.file, options.run)
-        # of a plan that is carried out, beside its events
-        self.own_file = self.sweep / FOLDER / "plan.json"
+        # The plan that is carried out, in the folder of its events.
+        self.plan_file = self.sweep / FOLDER / "plan.json"
 
     def plan(self) -> int:
-        """Plan, and show the plan."""
-        if wanted := self._tasks():
-            self._show(wanted)
-        return 0 if wanted else 1
+        """Plan the jobs, and print the plan."""
+        if plan_tasks := self._tasks():
+            self._show(plan_tasks)
+        return 0 if plan_tasks else 1
 
     def carry_out(self) -> int:
-        """Plan what is left, and carry it out; 1 where not all ends well."""
-        cells = tasks.cells(self.file, self.node, self.sweep)  # refuses before it predicts
-        if not (wanted := self._tasks()):
+        """Plan the remaining jobs and run them. Return 1 unless all end well."""
+        cells = tasks.cells(self.file, self.node, self.sweep)  # This refuses before predicting.
+        if not (plan_tasks := self._tasks()):
             return 1
         with closing(
             Journal(self.sweep / FOLDER / "events.jsonl", f"--name {self.name}")
         ) as journal:
             executor = Executor(self.sweep, signal.SIGTERM, reports=False)
-            carried = CarryingOut(
-                wanted, self.node.gpus, cells, executor, journal, noun=self.node.noun
+            carrying_out = CarryingOut(
+                plan_tasks, self.node.gpus, cells, executor, journal, noun=self.node.noun
             )
-            if carried.left():
-                plan = self._show(carried.rest(), is_new=not carried.first)
-                if carried.began is not None and any(task.deadline_s for task in wanted):
-                    now_s = carried.now_s()
+            if carrying_out.left():
+                plan = self._show(carrying_out.rest(), is_new=not carrying_out.first)
+                if carrying_out.began is not None and any(task.deadline_s for task in plan_tasks):
+                    now_s = carrying_out.now_s()
                     since = f"the first command's start, {in_hours(now_s)} ago"
                     sentence = (
                         f"deadlines count from {since}; use `--name NAME` with a new name to begin"
@@ -141,27 +141,27 @@ class _Command:
                     say(Message("plan.deadlines-since", sentence, key="--name", seconds=now_s))
                 say("")
                 try:
-                    carried.run(plan.schedule)
+                    carrying_out.run(plan.schedule)
                 except KeyboardInterrupt:
                     say(
                         Message("plan.resume", "to resume, type the same command again"), error=True
                     )
                     return 1
-        result = carried.result()
+        result = carrying_out.result()
         say("\n".join(["", *result_lines(result)]))
-        content = (run_folder.read_json(self.own_file) or {}) | {"carried_out": result}
-        for path in filter(None, (self.own_file, self.options.json)):
+        content = (run_folder.read_json(self.plan_file) or {}) | {"carried_out": result}
+        for path in filter(None, (self.plan_file, self.options.json)):
             run_folder.write_json(path, content)
-        for line in carried.failures():
+        for line in carrying_out.failures():
             print(line, file=sys.stderr)
-        return 1 if carried.failures() else 0
+        return 1 if carrying_out.failures() else 0
 
     def _tasks(self) -> list[PlanTask]:
-        """The tasks; none, after the reasons, where no time of a job is known."""
+        """Return the tasks, or none, after printing why, if a job's time is not known at all."""
         runs = tasks.runs(self.file, self.node, self.sweep)
         self.notes, unknown = tasks.notes(self.file, runs)
         if unknown:
-            sentence = f"refused: no time is known of {count(len(unknown), 'job')}:"
+            sentence = f"refused: no time is known for {count(len(unknown), 'job')}:"
             problem = Message("plan.times-unknown", sentence, jobs=len(unknown))
             print("\n  ".join([problem, *unknown]), file=sys.stderr)
         if probes := tasks.probes(runs, self.node, self.sweep):
@@ -174,18 +174,19 @@ class _Command:
             )
         return [] if unknown else tasks.tasks(self.file, self.node, runs)
 
-    def _show(self, wanted: Sequence[PlanTask], is_new: bool = True) -> Plan:
-        """Make a plan, print it, and write the files that the command asks for, unless the plan of
-        the first command stays in them.
+    def _show(self, plan_tasks: Sequence[PlanTask], is_new: bool = True) -> Plan:
+        """Make a plan, print it, and write the files that the command asks for.
+
+        If the plan is not new, the files keep the first command's plan.
         """
-        plan = planning.make(wanted, self.node.gpus, self.options.seconds)
+        plan = planning.make(plan_tasks, self.node.gpus, self.options.seconds)
         content = as_dict(plan, self.node.name, self.file.slowdown, self.node.noun)
         lines = [*plan_lines(plan, self.file.slowdown, content), *self.notes]
         if not is_new:
             say("\n".join(lines))
             return plan
         if self.options.run:
-            run_folder.write_json(self.own_file, content)
+            run_folder.write_json(self.plan_file, content)
         output(plan, content, lines).emit(self.options)
         return plan
 
@@ -194,25 +195,24 @@ class _Command:
 
 
 def plan_lines(plan: Plan, slowdown: PredictedInterval, content: Mapping[str, Any]) -> list[str]:
-    """The plan for a terminal; `content` is that of `as_dict`."""
+    """Return the plan as lines for a terminal; `content` is the result of `as_dict`."""
     width = _width()
     noun = content["noun"]
     marks = explain_marks(job["basis"].partition(" ")[2] for job in content["jobs"])
-    notes = text_table.folded([*marks, *_comparisons(plan), _slower(slowdown, noun)], width)
+    notes = text_table.folded([*marks, *_comparisons(plan), _slowdown_line(slowdown, noun)], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]
 
 
-def _slower(slowdown: PredictedInterval, noun: str) -> Message:
-    """What is assumed of runs beside others."""
+def _slowdown_line(slowdown: PredictedInterval, noun: str) -> Message:
+    """Return the line on the slowdown of jobs that run beside others."""
     ends = [slowdown.low, slowdown.high]
-    runs = f"slowdown: {slowdown.value:.3g} of runs that leave {noun}s for others"
+    runs = f"slowdown: {slowdown.value:.3g} for runs that leave {noun}s for others"
     if slowdown != SLOWDOWN:
         return Message("plan.slowdown", runs, key="slowdown", value=slowdown.value, ends=ends)
-    why = "as they share cores, memory bandwidth and PCIe"
+    why = "because they share cores, memory bandwidth and PCIe"
     sentence = (
-        f"{runs} is assumed ({slowdown.low:g} to {slowdown.high:g}), {why}; set slowdown in the"
-        " file"
+        f"{runs} is assumed ({slowdown.low:g} to {slowdown.high:g}) {why}; set slowdown in the file"
     )
     return Message(
         "plan.slowdown-assumed", sentence, key="slowdown", value=slowdown.value, ends=ends
@@ -224,7 +224,7 @@ def _width() -> int:
 
 
 def output(plan: Plan, content: dict[str, Any], lines: Sequence[str]) -> Output:
-    """The plan for `emit`, from its `as_dict` and its lines; a row for programs is a job."""
+    """Return the plan for `emit`. For programs, each job is a row."""
     rows = []
     for job in content["jobs"]:
         seconds = {
@@ -256,34 +256,34 @@ def _table(content: Mapping[str, Any]) -> TextTable:
 
 
 def _row(job: Mapping[str, Any]) -> list[str]:
-    """A row of the table, from a job of `as_dict`."""
+    """Return a row of the table, from a job of `as_dict`."""
     low, high = (in_hours(job["seconds"][end]) for end in ("low", "high"))
-    likely = low if low == high else f"{low} to {high}"
+    likely_text = low if low == high else f"{low} to {high}"
     start_s = job["start_s"]
     end_s = job["end_s"]
-    efficient = job["efficiency"]
+    job_efficiency = job["efficiency"]
     deadline_s = job["deadline_s"]
     times = [in_hours(seconds) for seconds in (start_s, end_s, end_s - start_s)]
     deadline = "" if deadline_s is None else in_hours(abs(deadline_s))
     if deadline_s is not None and deadline_s < 0:
         deadline += " ago"
-    late = in_hours(job["late_s"]) if job["late_s"] else ""
-    share = "" if efficient is None else f"{efficient:.0%}"
+    late_text = in_hours(job["late_s"]) if job["late_s"] else ""
+    share = "" if job_efficiency is None else f"{job_efficiency:.0%}"
     return [
         job["name"],
         str(job["gpus"]),
         spans(job["gpu_ids"]),
         *times,
-        likely,
+        likely_text,
         share,
         job["basis"],
         deadline,
-        late,
+        late_text,
     ]
 
 
 def efficiency(task: PlanTask, option: GpusOption) -> float | None:
-    """Speed of each GPU relative to that on the task's fewest; None where it has one option."""
+    """Return the speed of each GPU relative to the task's fewest GPUs, or None for one option."""
     fewest = min(task.options, key=lambda other: other.gpus)
     return (
         None
@@ -293,33 +293,34 @@ def efficiency(task: PlanTask, option: GpusOption) -> float | None:
 
 
 def _comparisons(plan: Plan) -> list[str]:
-    """Makespan, bound, the simple plans, and delays."""
-    notes: list[str] = [_makespan(plan), _bound(plan)]
+    """Return lines on makespan, bound, simple plans, and delays."""
+    notes: list[str] = [_makespan_line(plan), _bound_line(plan)]
     simple = (
         ("in turn", "one after the other on all", plan.in_turn),
         ("fewest GPUs each", "each on as few as it may have", plan.one_gpu_each),
     )
-    notes += [_against(plan, name, words, other) for name, words, other in simple]
-    late = plan.schedule.late_s(plan.tasks)
-    if late:
-        names = [plan.tasks[place].name for place in late]
-        each = ", ".join(
-            f"{plan.tasks[place].name} by {in_hours(delay)}" for place, delay in late.items()
+    notes += [_simple_plan_line(plan, name, words, other) for name, words, other in simple]
+    delay_of_place = plan.schedule.late_s(plan.tasks)
+    if delay_of_place:
+        names = [plan.tasks[place].name for place in delay_of_place]
+        delays = ", ".join(
+            f"{plan.tasks[place].name} by {in_hours(delay)}"
+            for place, delay in delay_of_place.items()
         )
-        sentence = f"deadlines that are not kept: {each}; {in_hours(sum(late.values()))} in all"
+        sentence = f"missed deadlines: {delays}; {in_hours(sum(delay_of_place.values()))} in all"
         notes.append(
             Message(
                 "plan.late",
                 sentence,
                 tasks=names,
-                seconds=[*late.values()],
-                total_s=sum(late.values()),
+                seconds=[*delay_of_place.values()],
+                total_s=sum(delay_of_place.values()),
             )
         )
     return notes
 
 
-def _makespan(plan: Plan) -> Message:
+def _makespan_line(plan: Plan) -> Message:
     likely = plan.likely
     makespan_s = plan.schedule.makespan_s
     sentence = f"makespan: {in_hours(makespan_s)} planned"
@@ -328,14 +329,17 @@ def _makespan(plan: Plan) -> Message:
             f"; likely {in_hours(likely.value)} ({in_hours(likely.low)} to {in_hours(likely.high)})"
         )
     facts: dict[str, Any] = {"likely": [likely.value, likely.low, likely.high]}
-    busy = plan.likely_as_busy
-    if busy is not None:
-        sentence += f"; if others stay as busy, {in_hours(busy.low)} to {in_hours(busy.high)}"
-        facts["as_busy"] = [busy.value, busy.low, busy.high]
+    likely_as_busy = plan.likely_as_busy
+    if likely_as_busy is not None:
+        sentence += (
+            f"; if others stay as busy, {in_hours(likely_as_busy.low)} to"
+            f" {in_hours(likely_as_busy.high)}"
+        )
+        facts["as_busy"] = [likely_as_busy.value, likely_as_busy.low, likely_as_busy.high]
     return Message("plan.makespan", sentence, seconds=makespan_s, **facts)
 
 
-def _bound(plan: Plan) -> Message:
+def _bound_line(plan: Plan) -> Message:
     has_deadlines = any(task.deadline_s is not None for task in plan.tasks)
     keeps = has_deadlines and not plan.schedule.late_s(plan.tasks)
     limit = "no plan that keeps the deadlines" if keeps else "no plan"
@@ -345,8 +349,8 @@ def _bound(plan: Plan) -> Message:
     )
 
 
-def _against(plan: Plan, name: str, words: str, other: Schedule) -> Message:
-    """The plan against a simple one."""
+def _simple_plan_line(plan: Plan, name: str, words: str, other: Schedule) -> Message:
+    """Return the line that compares the plan with a simple one."""
     saved = 1 - plan.schedule.makespan_s / other.makespan_s if other.makespan_s else 0.0
     if abs(saved) < 0.005:
         compared = "as the plan"
@@ -361,8 +365,9 @@ def _against(plan: Plan, name: str, words: str, other: Schedule) -> Message:
 def chart(
     tasks: Sequence[PlanTask], schedule: Schedule, gpus: int, width: int, noun: str = "GPU"
 ) -> list[str]:
-    """A Gantt chart, a row for each GPU: "[name==]" is a task, a column a time.
-    At most `width` characters a line.
+    """Return a Gantt chart with at most `width` characters a line.
+
+    Each GPU is a row, each column a time, and "[name==]" a task.
     """
     labels = [f"{noun} {gpu} " for gpu in range(gpus)]
     indent = max(map(len, labels))
@@ -390,7 +395,7 @@ def chart(
 def as_dict(
     plan: Plan, node: str, slowdown: PredictedInterval, noun: str = "GPU"
 ) -> dict[str, Any]:
-    """The plan for other programs, and for `plan_lines`."""
+    """Return the plan as a dictionary for other programs, and for `plan_lines`."""
     late = plan.schedule.late_s(plan.tasks)
     jobs = []
     for place in plan.schedule.order():
@@ -428,11 +433,11 @@ def as_dict(
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """A plan beside what became of it (`CarryingOut.result`)."""
+    """Return the table of a plan and its outcome (`CarryingOut.result`), as lines."""
     rows = []
     for job in result["jobs"]:
         seconds = [job[key] for key in ("planned_start_s", "planned_end_s", "start_s", "end_s")]
-        times = ["" if each is None else in_hours(each) for each in seconds]
+        times = ["" if time_s is None else in_hours(time_s) for time_s in seconds]
         ratio = "" if job["ratio"] is None else f"{job['ratio']:.0%}"
         rows.append(
             [
@@ -444,15 +449,15 @@ def result_lines(result: Mapping[str, Any]) -> list[str]:
                 job["status"],
             ]
         )
-    title = Message("plan.carried-out", "planned, and what became of it:")
-    shown = [title, *text_table.text(RESULT_HEADINGS, rows, _width())]
+    title = Message("plan.carried-out", "the plan and its outcome:")
+    lines = [title, *text_table.text(RESULT_HEADINGS, rows, _width())]
     makespan_s = result["makespan_s"]
     planned_s = result["planned_makespan_s"]
     if makespan_s is not None and planned_s:
         difference = f"{makespan_s / planned_s - 1:+.1%}"
         sentence = f"makespan: {in_hours(makespan_s)}, planned {in_hours(planned_s)} ({difference})"
-        shown += [
+        lines += [
             "",
             Message("plan.took-in-all", sentence, seconds=makespan_s, planned_s=planned_s),
         ]
-    return shown
+    return lines

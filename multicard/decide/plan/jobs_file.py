@@ -1,5 +1,6 @@
-"""The file of a plan: the node, and the jobs with their runs or times,
-their order and their deadlines.
+"""Read the file of a plan: the node, and the jobs with their runs or times, order and deadlines.
+
+Example:
 
 node: {gpus: 4}              # left out: this machine; {gpus: 8, gpu: h100-80gb}: another
 slowdown: 1.05               # of jobs that run side by side; or [value, low, high]
@@ -26,20 +27,20 @@ from multicard.estimate import target
 from multicard.messages import Refusal
 from multicard.records.schema_parts import PredictedInterval
 
-# Jobs that run side by side share cores, memory bandwidth and PCIe:
-# a few percent are assumed where the file has none
+# Jobs that run side by side share cores, memory bandwidth and PCIe. If the file has no slowdown, a
+# few percent are assumed.
 SLOWDOWN = PredictedInterval(1.03, 1.0, 1.1)
 MOST_RUNS = 200
 MOST_S = 1e9
-ASCENDING = "a number, or [value, low, high] with low <= value <= high"
+ASCENDING_FORM = "a number, or [value, low, high] with low <= value <= high"
 UNITS_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-# Why a job cannot set the keys that a plan sets itself (Role.planned), and the remedy
+# Keys that a plan sets itself (Role.planned), so a job cannot set them. The value is the remedy.
 PLANNED = {  # no roles: sentences, by key
     "gpus": "the job's gpus: [1, 2] says which numbers are allowed",
-    "nodes": "a plan is of one node",
+    "nodes": "a plan is for one node",
     "cpus_per_gpu": "node: {cpus_per_gpu: N} sets it for all jobs",
     "exclusive": "jobs of a plan run side by side",
-    "race": "has the whole machine; write the run that it found",
+    "race": "a race has the whole machine; write the run that it found",
     "repeat": "the job's repeat: N says how often it runs",
     "repetition": "the job's repeat: N says how often it runs",
     "experiment": "an experiment is a sweep; name its cells as jobs",
@@ -48,9 +49,9 @@ PLANNED = {  # no roles: sentences, by key
     "dry_run": "a plan starts nothing",
     "hydra": "a plan has its own launcher",
     "name": "--name names all runs of the plan",
-    "rerun": "--name of another plan runs all anew",
+    "rerun": "--name with the name of another plan runs all anew",
 }
-# Examples for messages, by key
+# Examples for messages, by key.
 # no roles: the keys of a jobs file
 EXAMPLES = {
     "jobs": "{name: {run: train_vision.py}}",
@@ -70,11 +71,11 @@ Converted = TypeVar("Converted", bound=Struct)
 
 
 class Node(Struct, forbid_unknown_fields=True, frozen=True):
-    """A node.
+    """The node of a jobs file.
 
     Fields:
-        gpus: None: as many as there are.
-        gpu: a name of `machine/gpus.csv`; None: this machine's.
+        gpus: the number of GPUs; None for as many as there are.
+        gpu: a name of `machine/gpus.csv`; None for this machine's GPU.
     """
 
     gpus: Count | None = None
@@ -83,12 +84,12 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class PlannedJob(Struct, forbid_unknown_fields=True, frozen=True):
-    """A job, as the file has it; the properties are what its values mean.
+    """A job as the file has it. The properties interpret its values.
 
     Fields:
         name: its key under `jobs`.
-        gpus: the allowed numbers; None where the file does not say.
-        deadline: with a unit, as YAML reads 1:30 as the number 90.
+        gpus: the allowed numbers; None if the file has none.
+        deadline: a time with a unit, because YAML reads 1:30 as the number 90.
     """
 
     name: str
@@ -101,42 +102,38 @@ class PlannedJob(Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The entry and its words; empty where only times are known."""
+        """The entry and its words; empty if only times are known."""
         words = shlex.split(self.run or "")
         return tuple(words[1:] if words[:1] == ["python"] else words)
 
     @property
     def times(self) -> dict[int, PredictedInterval]:
-        """Seconds by number of GPUs, with a 90 % interval; empty where they are to be predicted."""
+        """Seconds by number of GPUs, with a 90 % interval; empty if they must be predicted."""
         return {gpus: _interval(figure) for gpus, figure in (self.seconds or {}).items()}
 
     @property
     def allowed(self) -> tuple[int, ...]:
-        """The allowed numbers of GPUs; empty where the file does not say."""
-        return (
-            tuple(sorted({*self.gpus}))
-            if isinstance(self.gpus, list)
-            else (self.gpus,)
-            if self.gpus
-            else ()
-        )
+        """The allowed numbers of GPUs; empty if the file has none."""
+        if isinstance(self.gpus, list):
+            return tuple(sorted({*self.gpus}))
+        return (self.gpus,) if self.gpus else ()
 
     @property
     def predecessors(self) -> tuple[str, ...]:
-        """The jobs that end before it begins, each once."""
+        """The jobs that must end before this one begins, each once."""
         return (
             (self.after,) if isinstance(self.after, str) else tuple(dict.fromkeys(self.after or ()))
         )
 
     @property
     def deadline_s(self) -> float | None:
-        """Seconds from the plan's start."""
+        """Seconds from the start of the plan to the deadline."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)", (self.deadline or "").strip())
         return float(match[1]) * UNITS_S[match[2]] if match else None
 
     @property
     def task_names(self) -> list[str]:
-        """The names of its runs."""
+        """The names of the job's runs."""
         return (
             [self.name]
             if self.repeat == 1
@@ -146,7 +143,7 @@ class PlannedJob(Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True)
 class JobsFile:
-    """A jobs file, checked."""
+    """The checked content of a jobs file."""
 
     jobs: tuple[PlannedJob, ...]
     node: Node = Node()
@@ -159,10 +156,10 @@ class _FileKeys(Struct, forbid_unknown_fields=True):
     slowdown: Figure | None = None
 
 
-def read(path: Path) -> JobsFile:
-    """Read a jobs file; a Refusal names the file, the key and the remedy."""
+def read_jobs_file(path: Path) -> JobsFile:
+    """Read a jobs file. A Refusal names the file, the key and the remedy."""
     try:
-        return parsed(strict_yaml.read(path))
+        return parse_jobs(strict_yaml.read(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise Refusal(
@@ -175,15 +172,15 @@ def read(path: Path) -> JobsFile:
         ) from None
 
 
-def parsed(content: Any) -> JobsFile:
-    """Check the content of a jobs file; a Refusal names the key and the remedy."""
-    keys = _converted(content, _FileKeys, "")
+def parse_jobs(content: Any) -> JobsFile:
+    """Check the content of a jobs file. A Refusal names the key and the remedy."""
+    keys = _convert(content, _FileKeys, "")
     jobs = tuple(_job(name, job) for name, job in keys.jobs.items())
     runs = sum(job.repeat for job in jobs)
     if runs > MOST_RUNS:
         raise Refusal(
             "plan.too-many-runs",
-            f"jobs: are {runs} runs; plan {MOST_RUNS} at a time",
+            f"jobs: there are {runs} runs; plan at most {MOST_RUNS} at a time",
             key="jobs",
             runs=runs,
         )
@@ -191,9 +188,9 @@ def parsed(content: Any) -> JobsFile:
     slowdown = SLOWDOWN if keys.slowdown is None else _interval(keys.slowdown)
     if slowdown.low < 1 or not _ascends(slowdown):
         raise Refusal(
-            "plan.slowdown-range", f"slowdown: must be 1 or more, {ASCENDING}", key="slowdown"
+            "plan.slowdown-range", f"slowdown: must be 1 or more, {ASCENDING_FORM}", key="slowdown"
         )
-    node = _converted(keys.node or {}, Node, "node")
+    node = _convert(keys.node or {}, Node, "node")
     if node.gpu is not None:
         node = msgspec.structs.replace(node, gpu=target.find_gpu(node.gpu, "node.gpu").name)
         if node.gpus is None:
@@ -205,8 +202,8 @@ def parsed(content: Any) -> JobsFile:
     return JobsFile(jobs, node, slowdown)
 
 
-def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
-    """The content below a key as a struct; a Refusal has the key and an example."""
+def _convert(content: Any, kind: type[Converted], key: str) -> Converted:
+    """Return the content below a key as a struct. A Refusal has the key and an example."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
@@ -224,14 +221,14 @@ def _converted(content: Any, kind: type[Converted], key: str) -> Converted:
 
 
 def _no_such_key(content: Any, kind: type[Struct], key: str, name: str) -> Refusal:
-    names = [each.name for each in msgspec.structs.fields(kind)]
-    known = [each for each in names if each != "name"]
-    # {run: a.py b=1,2}
+    names = [name_or_field.name for name_or_field in msgspec.structs.fields(kind)]
+    known_keys = [name_or_field for name_or_field in names if name_or_field != "name"]
+    # YAML reads {run: a.py b=1,2} as two keys, the second one without a value.
     is_cut = any(other not in names and content[other] is None for other in content)
     remedy = "; a value with a comma needs quotation marks" if is_cut else ""
     where = f"{key}.{name}" if key else name
-    sentence = f"{where}: no such key; there are {', '.join(known)}{remedy}"
-    return Refusal("plan.unknown-key", sentence, key=where, known=known, is_cut=is_cut)
+    sentence = f"{where}: no such key; there are {', '.join(known_keys)}{remedy}"
+    return Refusal("plan.unknown-key", sentence, key=where, known=known_keys, is_cut=is_cut)
 
 
 def _job(name: str, content: dict[Any, Any]) -> PlannedJob:
@@ -246,13 +243,13 @@ def _job(name: str, content: dict[Any, Any]) -> PlannedJob:
             f"{key}.name: no such key; the job's name is {name}",
             key=f"{key}.name",
         )
-    job = _converted(content | {"name": name}, PlannedJob, key)
+    job = _convert(content | {"name": name}, PlannedJob, key)
     if job.run is None and job.seconds is None:
         raise Refusal("plan.empty-job", f"{key}: needs run or seconds", key=key)
-    for gpus, each in job.times.items():
-        if not _ascends(each):
+    for gpus, interval in job.times.items():
+        if not _ascends(interval):
             where = f"{key}.seconds.{gpus}"
-            raise Refusal("plan.seconds-order", f"{where}: must be {ASCENDING}", key=where)
+            raise Refusal("plan.seconds-order", f"{where}: must be {ASCENDING_FORM}", key=where)
     untimed = [number for number in job.allowed if job.times and number not in job.times]
     if untimed:
         sentence = f"{key}.gpus: {untimed} have no time in seconds; add it, or leave them out"
@@ -267,7 +264,7 @@ def _job(name: str, content: dict[Any, Any]) -> PlannedJob:
 
 
 def _check_words(job: PlannedJob, key: str) -> None:
-    """Refuse what is no command of an entry, and keys that a plan sets itself."""
+    """Refuse a run that is not a command of an entry, and keys that a plan sets itself."""
     try:
         entry, *words = job.words or ("",)
     except ValueError as error:
@@ -301,7 +298,7 @@ def _check_word(word: str, key: str) -> None:
             word=word,
         )
     if "${" in word:
-        sentence = f"{key}: {word}: a plan resolves no interpolation; write the value"
+        sentence = f"{key}: {word}: a plan does not resolve interpolations; write the value"
         raise Refusal("plan.interpolation", sentence, key=key, word=word)
 
 
@@ -309,12 +306,12 @@ def _interval(figure: float | list[float]) -> PredictedInterval:
     return PredictedInterval(*(figure if isinstance(figure, list) else [figure] * 3))
 
 
-def _ascends(each: PredictedInterval) -> bool:
-    return each.low <= each.value <= each.high
+def _ascends(interval: PredictedInterval) -> bool:
+    return interval.low <= interval.value <= interval.high
 
 
 def _check_order(jobs: Collection[PlannedJob]) -> None:
-    """Refuse jobs that wait for themselves, or for others that are not there."""
+    """Refuse jobs that wait for themselves, or for jobs that do not exist."""
     after = {job.name: job.predecessors for job in jobs}
     for name, others in after.items():
         for other in others:
@@ -327,5 +324,5 @@ def _check_order(jobs: Collection[PlannedJob]) -> None:
     except CycleError as error:
         first, *others = error.args[1][::-1]
         key = f"jobs.{first}.after"
-        sentence = f"{key}: waits for itself, by way of {', '.join(others)}"
+        sentence = f"{key}: waits for itself through {', '.join(others)}"
         raise Refusal("plan.cycle", sentence, key=key, through=others) from None

@@ -1,7 +1,7 @@
-"""A plan: the best schedule by constraint programming (OR-Tools' CP-SAT) and by simple rules,
-with a bound.
+"""Find the best schedule by constraint programming (OR-Tools' CP-SAT) and by simple rules.
 
-Times are whole ticks, rounded up, so that every solution is a schedule.
+The plan has a bound on the makespan. Times are whole ticks, rounded up, so that every solution is a
+valid schedule.
 """
 
 import math
@@ -16,12 +16,12 @@ from multicard.decide.plan.schedule import PlanTask, Schedule
 from multicard.messages import Refusal
 from multicard.records.schema_parts import PredictedInterval
 
-TICKS = 100_000  # of the makespan that is to be beaten
-# a few more than cores: they search in different ways, some for the bound alone
+TICKS = 100_000  # The makespan that is to be beaten has this many ticks.
 LIMIT_S = 10.0
+# A few more workers than cores: they search in different ways, and some only improve the bound.
 WORKERS = 8
-GAP = 1e-4  # of the makespan, at which the search ends
-LATE = 1000  # seconds of makespan that count as much as a second of delay
+GAP = 1e-4  # The search ends at this gap, as a share of the makespan.
+LATE = 1000  # A second of delay counts as much as this many seconds of makespan.
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Plan:
     """A schedule of tasks on a node.
 
     Fields:
-        bound_s: a makespan that no schedule beats; where this one keeps all deadlines, none that
-            keeps them.
-        likely: median makespan with its 90 % interval; `schedule` has upper quantiles.
-        likely_as_busy: the same if others stay as busy as during the runs behind the times; None:
-            not known.
+        bound_s: a makespan that no schedule beats. If this schedule keeps all deadlines, then no
+            schedule that keeps them beats it.
+        likely: median makespan with its 90 % interval. `schedule` uses upper quantiles instead.
+        likely_as_busy: the same if other programs stay as busy as during the runs behind the times;
+            None if that is not known.
         in_turn, one_gpu_each: the schedules that people make by hand.
     """
 
@@ -54,31 +54,39 @@ class Plan:
 
 
 def make(tasks: Sequence[PlanTask], gpus: int, limit_s: float = LIMIT_S) -> Plan:
-    """Plan tasks, around those that run already;
-    never worse than the simple schedules (see `solve`).
+    """Plan tasks around the tasks that run already.
+
+    The plan is never worse than the simple schedules (see `solve`).
     """
     in_turn = schedule.in_turn(tasks, gpus)
     one_gpu_each = schedule.one_gpu_each(tasks, gpus)
-    known = [one_gpu_each, *schedule.balanced(tasks, gpus)]
-    found, bound_s = solve(tasks, gpus, min(known, key=lambda each: cost(each, tasks)), limit_s)
-    # the first of several
-    best = min((in_turn, *known, found), key=lambda each: float(f"{cost(each, tasks):.9g}"))
-    # above it by rounding, or as it has the slowdown that `in_turn` has not
+    simple_schedules = [one_gpu_each, *schedule.balanced_schedules(tasks, gpus)]
+    found_schedule, bound_s = solve(
+        tasks, gpus, min(simple_schedules, key=lambda candidate: cost(candidate, tasks)), limit_s
+    )
+    # Rounding makes equal schedules tie, and `min` then takes the first.
+    best = min(
+        (in_turn, *simple_schedules, found_schedule),
+        key=lambda candidate: float(f"{cost(candidate, tasks):.9g}"),
+    )
+    # The bound may be above the makespan by rounding, or because it includes the slowdown, which
+    # `in_turn` does not have.
     bound_s = min(bound_s, best.makespan_s)
     likely = best.likely(tasks)
     likely_as_busy = best.likely_as_busy(tasks)
     return Plan(tuple(tasks), gpus, best, bound_s, likely, in_turn, one_gpu_each, likely_as_busy)
 
 
-def cost(each: Schedule, tasks: Sequence[PlanTask]) -> float:
-    """The number that a plan minimises, in seconds: the makespan,
-    and 1,000 s for each second of delay.
+def cost(candidate: Schedule, tasks: Sequence[PlanTask]) -> float:
+    """Return the number that a plan minimizes, in seconds.
+
+    It is the makespan, and 1,000 s for each second of delay.
     """
-    return LATE * math.fsum(each.late_s(tasks).values()) + each.makespan_s
+    return LATE * math.fsum(candidate.late_s(tasks).values()) + candidate.makespan_s
 
 
 def _precedences(tasks: Sequence[PlanTask]) -> Iterator[tuple[int, int]]:
-    """Each task's place, with that of a task that has to end before it."""
+    """Yield each task's place with the place of a task that must end before it."""
     for place, task in enumerate(tasks):
         for other in task.after:
             yield place, other
@@ -87,8 +95,10 @@ def _precedences(tasks: Sequence[PlanTask]) -> Iterator[tuple[int, int]]:
 def solve(
     tasks: Sequence[PlanTask], gpus: int, known: Schedule, limit_s: float
 ) -> tuple[Schedule, float]:
-    """The best schedule that a search finds, begun with a known one,
-    and a makespan that none beats.
+    """Search for the best schedule, starting from a known one.
+
+    Returns:
+        The schedule, and a makespan that no schedule beats.
 
     Raises:
         Refusal: OR-Tools is not installed.
@@ -103,43 +113,50 @@ def solve(
         raise Refusal("plan.no-ortools", sentence) from None
     tick_s = max(known.makespan_s, 1e-9) / TICKS
     sizes = [
-        [max(math.ceil(each.planned_s / tick_s), 1) for each in task.options] for task in tasks
+        [max(math.ceil(option.planned_s / tick_s), 1) for option in task.options] for task in tasks
     ]
     deadlines_s = {
         place: task.deadline_s for place, task in enumerate(tasks) if task.deadline_s is not None
     }
     limits = {place: math.floor(deadline_s / tick_s) for place, deadline_s in deadlines_s.items()}
     horizon = TICKS + len(tasks)
-    if limits:  # a longer schedule may be the better one
+    if limits:  # With deadlines, a longer schedule may be the better one.
         horizon = max(sum(map(max, sizes)), horizon)
     model = cp_model.CpModel()
     makespan = model.new_int_var(0, horizon, "makespan")
     starts = []
     ends = []
-    chosen = []
+    task_option_vars = []
     intervals = []
     demands = []
-    for place, (task, own) in enumerate(zip(tasks, sizes, strict=True)):
+    for place, (task, task_sizes) in enumerate(zip(tasks, sizes, strict=True)):
         start = model.new_int_var(0, 0 if task.held else horizon, f"start {place}")
-        taken = [model.new_bool_var(f"option {place} {number}") for number in range(len(own))]
-        model.add_exactly_one(taken)
-        for each, size, is_taken in zip(task.options, own, taken, strict=True):
-            name = f"interval {place} {each.gpus}"
+        option_vars = [
+            model.new_bool_var(f"option {place} {number}") for number in range(len(task_sizes))
+        ]
+        model.add_exactly_one(option_vars)
+        for option, size, option_var in zip(task.options, task_sizes, option_vars, strict=True):
+            name = f"interval {place} {option.gpus}"
             intervals.append(
-                model.new_optional_fixed_size_interval_var(start, size, is_taken, name)
+                model.new_optional_fixed_size_interval_var(start, size, option_var, name)
             )
-            demands.append(each.gpus)
+            demands.append(option.gpus)
         starts.append(start)
-        chosen.append(taken)
-        ends.append(start + sum(size * is_taken for size, is_taken in zip(own, taken, strict=True)))
+        task_option_vars.append(option_vars)
+        ends.append(
+            start
+            + sum(
+                size * option_var for size, option_var in zip(task_sizes, option_vars, strict=True)
+            )
+        )
         model.add(ends[-1] <= makespan)
     model.add_cumulative(intervals, demands, gpus)
     for place, other in _precedences(tasks):
         model.add(starts[place] >= ends[other])
-    _add_redundant(model, tasks, sizes, chosen, makespan, horizon, gpus)
-    for place, (one, other) in enumerate(pairwise(tasks)):
-        # runs of a job: the solver need not try both orders
-        if replace(one, name="") == replace(other, name=""):
+    _add_redundant(model, tasks, sizes, task_option_vars, makespan, horizon, gpus)
+    for place, (task, other) in enumerate(pairwise(tasks)):
+        # Runs of a job are interchangeable, so the solver need not try both orders.
+        if replace(task, name="") == replace(other, name=""):
             model.add(starts[place] <= starts[place + 1])
     delays = {
         place: model.new_int_var(0, horizon + max(-limit, 0), "delay")
@@ -148,60 +165,67 @@ def solve(
     for place, delay in delays.items():
         model.add(delay >= ends[place] - limits[place])
     model.minimize(LATE * sum(delays.values()) + makespan)
-    for task, placed, start, taken in zip(tasks, known.placed, starts, chosen, strict=True):
+    for task, placed, start, option_vars in zip(
+        tasks, known.placed, starts, task_option_vars, strict=True
+    ):
         model.add_hint(start, round(placed.start_s / tick_s))
-        for each, is_taken in zip(task.options, taken, strict=True):
-            model.add_hint(is_taken, each.gpus == placed.option.gpus)
+        for option, option_var in zip(task.options, option_vars, strict=True):
+            model.add_hint(option_var, option.gpus == placed.option.gpus)
 
-    solver, status = _searched(model, limit_s)
+    solver, status = _search(model, limit_s)
     bound_s = schedule.lower_bound_s(tasks, gpus)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return known, bound_s
-    begun = [solver.value(start) for start in starts]
+    start_ticks = [solver.value(start) for start in starts]
     options = [
-        task.options[[*map(solver.value, taken)].index(1)]
-        for task, taken in zip(tasks, chosen, strict=True)
+        task.options[[*map(solver.value, option_vars)].index(1)]
+        for task, option_vars in zip(tasks, task_option_vars, strict=True)
     ]
-    order = sorted(range(len(tasks)), key=lambda place: (begun[place], place))
-    found = schedule.earliest(tasks, options, order, gpus)
-    if not found.late_s(tasks):  # in whole ticks, a chain takes at most one more for each task
+    order = sorted(range(len(tasks)), key=lambda place: (start_ticks[place], place))
+    found_schedule = schedule.earliest_schedule(tasks, options, order, gpus)
+    if not found_schedule.late_s(tasks):  # In ticks, a chain takes at most one more for each task.
         bound_s = max(bound_s, (solver.best_objective_bound - len(tasks)) * tick_s)
-    return found, bound_s
+    return found_schedule, bound_s
 
 
 def _add_redundant(
     model: Any,
     tasks: Sequence[PlanTask],
     sizes: Sequence[Sequence[int]],
-    chosen: Sequence[Sequence[Any]],
+    task_option_vars: Sequence[Sequence[Any]],
     makespan: Any,
     horizon: int,
     gpus: int,
 ) -> None:
-    """Add what follows from the intervals, but not soon: all tasks fit on the GPUs; and nothing
-    runs beside tasks that take all GPUs, so that any chain of the
-    others ends within the rest of the makespan.
+    """Add redundant constraints, which the solver would derive too late from the intervals.
+
+    All tasks fit on the GPUs. Nothing runs beside tasks that take all GPUs, so any chain of the
+    other tasks ends within the rest of the makespan.
     """
     areas = []
-    wholes = []
-    lasting = []
-    for task, own, taken in zip(tasks, sizes, chosen, strict=True):
-        each = [*zip(task.options, own, taken, strict=True)]
-        areas += [option.gpus * size * is_taken for option, size, is_taken in each]
-        wholes += [size * is_taken for option, size, is_taken in each if option.gpus == gpus]
-        lasting.append(
-            sum(size * is_taken for option, size, is_taken in each if option.gpus < gpus)
+    full_node_ticks = []
+    partial_node_ticks = []
+    for task, task_sizes, option_vars in zip(tasks, sizes, task_option_vars, strict=True):
+        task_options = [*zip(task.options, task_sizes, option_vars, strict=True)]
+        areas += [option.gpus * size * option_var for option, size, option_var in task_options]
+        full_node_ticks += [
+            size * option_var for option, size, option_var in task_options if option.gpus == gpus
+        ]
+        partial_node_ticks.append(
+            sum(
+                size * option_var for option, size, option_var in task_options if option.gpus < gpus
+            )
         )
     model.add(sum(areas) <= gpus * makespan)
     begins = [model.new_int_var(0, horizon, f"begin {place}") for place in range(len(tasks))]
     for place, task in enumerate(tasks):
-        model.add(begins[place] + lasting[place] + sum(wholes) <= makespan)
+        model.add(begins[place] + partial_node_ticks[place] + sum(full_node_ticks) <= makespan)
         for other in task.after:
-            model.add(begins[place] >= begins[other] + lasting[other])
+            model.add(begins[place] >= begins[other] + partial_node_ticks[other])
 
 
-def _searched(model: Any, limit_s: float) -> tuple[Any, Any]:
-    """The solver after its search, which Ctrl-C ends at once, and its status."""
+def _search(model: Any, limit_s: float) -> tuple[Any, Any]:
+    """Run the search, which Ctrl-C ends at once. Return the solver and its status."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -209,7 +233,7 @@ def _searched(model: Any, limit_s: float) -> tuple[Any, Any]:
     solver.parameters.num_workers = WORKERS
     solver.parameters.random_seed = 0
     solver.parameters.absolute_gap_limit = GAP * TICKS
-    # else Ctrl-C ends the search alone, and the plan is carried out
+    # Otherwise Ctrl-C would end only the search, and the plan would be carried out.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         try:

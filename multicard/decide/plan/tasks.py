@@ -1,5 +1,6 @@
-"""The tasks of a jobs file: each run of a job with its options,
-by times that were given or are predicted.
+"""Turn the jobs of a jobs file into tasks: each run of a job with its options of GPUs.
+
+Times are given in the file, or predicted.
 """
 
 import shlex
@@ -30,16 +31,16 @@ from multicard.sweep import auto
 from multicard.sweep.cells import Cell, RefusedCell, cell_of
 from multicard.sweep.compositions import task_of
 
-# Seconds from a command to the start of its training, where no run of the machine tells: imports,
-# data, the ranks
+# Seconds from a command to the start of its training (imports, data, ranks), if no run of the
+# machine shows them.
 START = PredictedInterval(15.0, 5.0, 40.0)
-# From the end of training to that of the command: its record, W&B, the ends of ranks;
-# 2.0 to 2.4 s in eight runs on CPU
+# Seconds from the end of training to the end of the command (record, W&B, ends of ranks). Eight
+# runs on CPU took 2.0 to 2.4 s.
 END = PredictedInterval(2.2, 1.0, 6.0)
-BESIDE = "exclusive=false"  # jobs run beside others
-# A probe runs on a share of the machine, as a job does: its times are then those of the job's cores
+BESIDE = "exclusive=false"  # Jobs run beside others.
+# A probe runs on a share of the machine, as a job does, so that it is timed on the job's cores.
 ON_SHARE = ("hydra/launcher=submitit_local", BESIDE, "max_jobs=1")
-SWEEPS = Path("multirun")  # folder of sweeps: that of a plan's runs has the plan's name
+SWEEPS = Path("multirun")  # The folder of sweeps. The runs of a plan lie in one with its name.
 
 
 # ---- the node
@@ -47,10 +48,10 @@ SWEEPS = Path("multirun")  # folder of sweeps: that of a plan's runs has the pla
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node with its GPUs; where it has none, CPU ranks with cores of their own stand in for them.
+    """A node with its GPUs. If it has none, CPU ranks, each with its cores, stand in for them.
 
     Fields:
-        words: what the command of each run has besides those of the file.
+        words: words that are added to the command of each run.
     """
 
     gpus: int
@@ -64,8 +65,9 @@ class PlannedNode:
 
 
 def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
-    """The node of a file; with `is_here` it has to be this machine, also where all times are known.
-    Refuses a node that is not there.
+    """Return the node of a file, or refuse a node that does not exist.
+
+    With `is_here`, it must be this machine even if all times are known.
     """
     node = file.node
     is_predicted = any(not job.times for job in file.jobs)
@@ -78,32 +80,32 @@ def resolve(file: JobsFile, is_here: bool = False) -> PlannedNode:
         return PlannedNode(
             node.gpus, f"{count(node.gpus, 'GPU')} {node.gpu}", (f"predict.gpu={node.gpu}",)
         )
-    here = environment.gpus()
-    if here:
-        gpus = node.gpus or len(here)
-        if is_here and gpus > len(here):
-            sentence = f"node.gpus={gpus}: this machine has {count(len(here), 'GPU')}"
+    local_gpus = environment.gpus()
+    if local_gpus:
+        gpus = node.gpus or len(local_gpus)
+        if is_here and gpus > len(local_gpus):
+            sentence = f"node.gpus={gpus}: this machine has {count(len(local_gpus), 'GPU')}"
             raise Refusal(
-                "plan.too-few-gpus", sentence, key="node.gpus", value=gpus, gpus=len(here)
+                "plan.too-few-gpus", sentence, key="node.gpus", value=gpus, gpus=len(local_gpus)
             )
-        return PlannedNode(gpus, f"{count(gpus, 'GPU')} {here[0].get('name') or ''}".strip())
+        return PlannedNode(gpus, f"{count(gpus, 'GPU')} {local_gpus[0].get('name') or ''}".strip())
     if not is_here and not is_predicted and node.gpus is not None:
         return PlannedNode(node.gpus, count(node.gpus, "GPU"))
     cores = environment.cores()
-    each = node.cpus_per_gpu or max(cores // (node.gpus or cores), 1)
-    ranks = node.gpus or max(cores // each, 1)
-    if ranks * each > cores:
+    cores_each = node.cpus_per_gpu or max(cores // (node.gpus or cores), 1)
+    ranks = node.gpus or max(cores // cores_each, 1)
+    if ranks * cores_each > cores:
         raise Refusal(
             "plan.too-few-cores",
             f"node.gpus={ranks}: this machine has no GPU, and {count(cores, 'core')} for CPU ranks"
-            f" of {count(each, 'core')}; name the node's GPUs with node.gpu",
+            f" of {count(cores_each, 'core')}; name the node's GPUs with node.gpu",
             key="node.gpus",
             value=ranks,
             cores=cores,
-            cores_each=each,
+            cores_each=cores_each,
         )
-    name = f"{count(ranks, 'CPU rank')} of {count(each, 'core')}"
-    return PlannedNode(ranks, name, (f"cpus_per_gpu={each}",), on_gpus=False)
+    name = f"{count(ranks, 'CPU rank')} of {count(cores_each, 'core')}"
+    return PlannedNode(ranks, name, (f"cpus_per_gpu={cores_each}",), on_gpus=False)
 
 
 # ---- jobs on a number of GPUs
@@ -115,7 +117,7 @@ class JobRun:
 
     Fields:
         problem: why it cannot run, with the remedy.
-        cell: None for a job without a command, and where there is a problem.
+        cell: None for a job without a command, or if there is a problem.
         estimate: None for given times.
     """
 
@@ -127,69 +129,76 @@ class JobRun:
 
     @property
     def seconds(self) -> PredictedInterval | None:
-        """From the command to its end; None where the time is not known."""
+        """Seconds from the command to its end; None if the time is not known."""
         if self.problem:
             return None
         if self.job.times:
             return self.job.times[self.gpus]
         if self.estimate is None or not self.estimate.basis.is_measured:
-            return None  # a plan rests on no roofline
+            return None  # A plan must not rest on a roofline.
         if self.estimate.prediction.total_s is None:
             return None
         return summed([self.estimate.prediction.total_s, self.estimate.start_s or START, END])
 
     @property
     def seconds_as_busy(self) -> PredictedInterval | None:
-        """The same if others stay as busy as during the runs behind the estimate;
-        None where that is not known.
+        """The same if other programs stay as busy as during the runs behind the estimate.
+
+        None if that is not known.
         """
-        told = None if self.estimate is None else self.estimate.prediction.as_busy
-        if self.seconds is None or self.estimate is None or told is None or told.total_s is None:
+        as_busy = None if self.estimate is None else self.estimate.prediction.as_busy
+        if (
+            self.seconds is None
+            or self.estimate is None
+            or as_busy is None
+            or as_busy.total_s is None
+        ):
             return None
-        return summed([told.total_s, self.estimate.start_s or START, END])
+        return summed([as_busy.total_s, self.estimate.start_s or START, END])
 
     @property
     def basis(self) -> str:
         """The basis of its time, with the marks of the runs behind it."""
-        told = None if self.estimate is None else self.estimate.prediction
-        return "given" if told is None else f"{told.basis} {told.marks}".strip()
+        prediction = None if self.estimate is None else self.estimate.prediction
+        return "given" if prediction is None else f"{prediction.basis} {prediction.marks}".strip()
 
     @property
     def why_not(self) -> str:
-        """Why it is not planned on this number; empty where it is."""
+        """Why the job is not planned on this number of GPUs; empty if it is."""
         about = "" if self.estimate is None else self.estimate.prediction.about
         if self.problem or self.seconds is not None:
             return self.problem
-        return about or Message("plan.time-unknown", "its time is not known")
+        return about or Message("plan.time-unknown", "its time is unknown")
 
 
 def runs(file: JobsFile, node: PlannedNode, sweep: Path) -> list[JobRun]:
-    """The jobs on each number of GPUs that they may have (`composed`),
-    with estimates where the file has no times.
+    """Return the jobs on each number of GPUs that they may have (`composed`).
+
+    If the file has no times of a job, its runs have estimates.
 
     Args:
         sweep: folder of the plan's runs.
     """
-    found = list(chain.from_iterable(composed(job, node, sweep) for job in file.jobs))
-    asked = {
+    job_runs = list(chain.from_iterable(compose_runs(job, node, sweep) for job in file.jobs))
+    configs = {
         number: run.cell.config
-        for number, run in enumerate(found)
+        for number, run in enumerate(job_runs)
         if run.cell and not run.job.times
     }
-    if asked:
+    if configs:
         estimates = estimate(
-            [*asked.values()], sweep / "run", targets([*asked.values()]), Effort.gpus
+            [*configs.values()], sweep / "run", targets([*configs.values()]), Effort.gpus
         )
-        for number, own in zip(asked, estimates, strict=True):
-            found[number] = replace(found[number], estimate=own)
-            if own.prediction.fits == "no":
+        for number, run_estimate in zip(configs, estimates, strict=True):
+            job_runs[number] = replace(job_runs[number], estimate=run_estimate)
+            if run_estimate.prediction.fits == "no":
                 problem = Message("plan.needs-more-memory", "does not fit into the memory of a GPU")
-                found[number] = replace(found[number], problem=problem)
-    return found
+                job_runs[number] = replace(job_runs[number], problem=problem)
+    return job_runs
 
 
 def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[PlanTask]:
-    """The tasks of a file's jobs; a job that repeats has several."""
+    """Return the tasks of a file's jobs. A job that repeats has several."""
     options = {
         job.name: tuple(
             timed_option(
@@ -200,11 +209,11 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Pla
         )
         for job in file.jobs
     }
-    named = []
+    named_runs = []
     for job in file.jobs:
-        named.extend((job, name) for name in job.task_names)
+        named_runs.extend((job, name) for name in job.task_names)
     places = {
-        job.name: [place for place, (other, _) in enumerate(named) if other is job]
+        job.name: [place for place, (other, _) in enumerate(named_runs) if other is job]
         for job in file.jobs
     }
     after = {}
@@ -213,25 +222,26 @@ def tasks(file: JobsFile, node: PlannedNode, runs: Sequence[JobRun]) -> list[Pla
         after[job.name] = tuple(sorted(before))
     return [
         PlanTask(name, options[job.name], after[job.name], job.deadline_s, job.name)
-        for job, name in named
+        for job, name in named_runs
     ]
 
 
 def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]:
-    """The numbers of GPUs that are left out, and the jobs whose time is not known at all; both with
-    the reasons. A job that can run on no number of GPUs is refused.
+    """Return the numbers of GPUs that are left out, and the jobs without any known time.
+
+    Both come with the reasons. A job that can run on no number of GPUs is refused.
     """
     left_out = list[str]()
     unknown = list[str]()
     for job in file.jobs:
-        own = [run for run in runs if run.job is job]
-        reasons = _reasons(own)
-        if all(run.problem for run in own):
+        job_runs = [run for run in runs if run.job is job]
+        reasons = _reasons(job_runs)
+        if all(run.problem for run in job_runs):
             key = f"jobs.{job.name}"
             raise Refusal(
                 "plan.cannot-run", f"{key}: cannot run ({reasons})", key=key, reasons=reasons
             )
-        if all(run.why_not for run in own):
+        if all(run.why_not for run in job_runs):
             unknown.append(f"{job.name}: {reasons}")
         elif reasons:
             sentence = f"{job.name}: not planned with {reasons}"
@@ -240,7 +250,7 @@ def notes(file: JobsFile, runs: Sequence[JobRun]) -> tuple[list[str], list[str]]
 
 
 def _reasons(runs: Sequence[JobRun]) -> str:
-    """The numbers of GPUs on which a job is not planned, by reason."""
+    """Return the numbers of GPUs on which a job is not planned, by reason, as text."""
     numbers: dict[str, list[int]] = {}
     for run in runs:
         if run.why_not:
@@ -251,12 +261,13 @@ def _reasons(runs: Sequence[JobRun]) -> str:
     )
 
 
-def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
-    """Commands of probes, one for each run whose time is unknown.
-    An earlier probe of it said nothing of its time.
+def probes(job_runs: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]:
+    """Return commands of probes, one for each run whose time is unknown.
+
+    Rerunning is needed because an earlier probe of such a run did not show its time.
     """
     commands = []
-    for run in (run for run in known if run.why_not and not run.problem):
+    for run in (run for run in job_runs if run.why_not and not run.problem):
         entry, *words = run.job.words
         words += [*ON_SHARE, *(word for word in node.words if not word.startswith("predict."))]
         words += [f"gpus={run.gpus}", "probe=true", f"name={sweep.name}", "rerun=true"]
@@ -268,21 +279,22 @@ def probes(known: Sequence[JobRun], node: PlannedNode, sweep: Path) -> list[str]
 
 
 def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int], Cell]:
-    """The cell of each task on each number of GPUs, by the task's name and that number. Refused are
-    jobs that have nothing to run, and tasks that are the same run.
+    """Return the cell of each task on each number of GPUs, by the task's name and that number.
+
+    Jobs that have nothing to run, and tasks that are the same run, are refused.
     """
-    found: dict[tuple[str, int], Cell] = {}
+    cells_of_tasks: dict[tuple[str, int], Cell] = {}
     owners: dict[tuple[str, int], str] = {}
     for job in file.jobs:
         if not job.run:
             key = f"jobs.{job.name}"
             sentence = (
-                f"{key}: has times, but nothing to run; give it a run beside its seconds, or leave"
-                " --run out"
+                f"{key}: has times, but nothing to run; give it a run in addition to its seconds,"
+                " or leave --run out"
             )
             raise Refusal("plan.nothing-to-run", sentence, key=key)
         for repetition, name in enumerate(job.task_names, 1):
-            for run in composed(job, node, sweep, repetition):
+            for run in compose_runs(job, node, sweep, repetition):
                 if run.cell is None:
                     continue
                 owner = owners.setdefault((run.cell.config.identity(), repetition), job.name)
@@ -293,23 +305,27 @@ def cells(file: JobsFile, node: PlannedNode, sweep: Path) -> dict[tuple[str, int
                         " another seed"
                     )
                     raise Refusal("plan.same-run", sentence, key=key, job=owner)
-                found[name, run.gpus] = run.cell
-                run.cell.number = len(found)
-    return found
+                cells_of_tasks[name, run.gpus] = run.cell
+                run.cell.number = len(cells_of_tasks)
+    return cells_of_tasks
 
 
-def composed(job: PlannedJob, node: PlannedNode, sweep: Path, repetition: int = 1) -> list[JobRun]:
-    """The job on each number of GPUs that it may have: 1, 2, 4 ... and all, where the file does not
-    say. A Refusal says why its words cannot be composed.
+def compose_runs(
+    job: PlannedJob, node: PlannedNode, sweep: Path, repetition: int = 1
+) -> list[JobRun]:
+    """Return the job on each number of GPUs that it may have.
+
+    If the file has no numbers, these are 1, 2, 4 ... and all. A Refusal says why the job's words
+    cannot be composed.
     """
     cfg = None
     if job.run:
         try:
-            cfg = _composed(job.words[0], (*job.words[1:], BESIDE, *node.words))
+            cfg = _compose(job.words[0], (*job.words[1:], BESIDE, *node.words))
         except ValueError as error:
             key = f"jobs.{job.name}.run"
             raise Refusal("plan.run", f"{key}: {error}", key=key, reason=str(error)) from None
-    found = []
+    job_runs = []
     for gpus in job.allowed or sorted(job.times) or auto.counts(node.gpus):
         run = JobRun(job, gpus)
         if gpus > node.gpus:
@@ -319,14 +335,15 @@ def composed(job: PlannedJob, node: PlannedNode, sweep: Path, repetition: int = 
             )
         elif cfg is not None:
             run = _with_cell(run, cfg, node, sweep, repetition)
-        found.append(run)
-    return found
+        job_runs.append(run)
+    return job_runs
 
 
 def _with_cell(
     run: JobRun, composed: DictConfig, node: PlannedNode, sweep: Path, repetition: int
 ) -> JobRun:
-    composed, entry, *words = deepcopy(composed), *run.job.words
+    composed = deepcopy(composed)
+    entry, *words = run.job.words
     workload = workloads.of_entry(entry)
     with open_dict(composed):
         composed.gpus = run.gpus
@@ -350,13 +367,15 @@ def _with_cell(
 
 
 @cache
-def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
-    """The configuration as the entry gets it from these words, with Hydra's own part,
-    or a ValueError of one line.
+def _compose(entry: str, words: tuple[str, ...]) -> DictConfig:
+    """Compose the configuration that the entry gets from these words, with Hydra's own part.
+
+    A ValueError has one line.
     """
     workload = workloads.of_entry(entry)
-    own = command_line.switched([*words], workload)
-    command_line.check(overrides := command_line.overrides(own), workload)
+    switched_words = command_line.switched([*words], workload)
+    overrides = command_line.overrides(switched_words)
+    command_line.check(overrides, workload)
     for override in overrides:
         if override.is_sweep_override():
             word = str(override.input_line)
@@ -365,7 +384,7 @@ def _composed(entry: str, words: tuple[str, ...]) -> DictConfig:
             )
     workloads.register()
     try:
-        return workloads.composed(entry, own)
+        return workloads.composed(entry, switched_words)
     except (HydraException, OmegaConfBaseException) as error:
         causes = [str(part) for part in (error, error.__cause__) if part is not None]
         raise ValueError(command_line.explain("\n".join(causes), workload)) from None

@@ -1,8 +1,8 @@
-"""Blocks of a race's cells, and how far off the figure of each may be."""
+"""Blocks of a race's cells, and the error of each."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,13 @@ from multicard.measure import noise
 
 @dataclass(frozen=True)
 class Block:
-    """A measured stretch of steps of a cell's process; `error` is the standard error from the steps
-    within. Those of a full run, which is longer than a machine's slow spells,
-    tell all of its error.
+    """A measured stretch of steps of a cell's process.
 
-    busy: share of the cores that others had meanwhile.
-    slowed: by how much others may have lowered the log figure; its error grows by it.
+    Attributes:
+        error: standard error of `log_figure` from the steps within. A full run is longer than a
+            machine's slow spells, so its steps show all of its error.
+        busy: share of the cores that other processes used meanwhile.
+        slowed: by how much other load may have lowered `log_figure`. The error grows by it.
     """
 
     cell: int
@@ -31,22 +32,23 @@ class Block:
 
 
 def variances(blocks: Sequence[Block]) -> np.ndarray:
-    """The variance (n,) of each block by its steps, and by how much its cell's blocks differ."""
-    own = own_noise(blocks)
-    factors = [1.0 if block.is_full else own.get(block.cell, 1.0) for block in blocks]
+    """Return the variance of each block (n,), from its steps and from its cell's other blocks."""
+    factor_of_cell = own_noise(blocks)
+    factors = [1.0 if block.is_full else factor_of_cell.get(block.cell, 1.0) for block in blocks]
     return _by_steps(blocks) * factors
 
 
 def own_noise(blocks: Sequence[Block]) -> dict[int, float]:
-    """Cells whose blocks differ more than those of the others, and by what factor on the variance.
+    """Return a factor on the variance for each cell whose blocks differ more than other cells' do.
 
     Some cells have slow and fast spells of their own, which the steps of a short block hardly show.
-    With the scale that fits all cells, such a cell looks best whenever its blocks happened to be
-    fast. Blocks of one process are compared, as processes differ by themselves; what is common to
-    all cells is drift, or a scale that the model learns. A cell's own variance is drawn towards
-    those of the others by as much as these are alike (Smyth 2004, see `multicard.measure.noise`).
+    With one scale for all cells, such a cell would look best whenever its blocks happened to be
+    fast. Only blocks of one process are compared, because processes also differ. Scatter that all
+    cells share is drift, or a scale that the model learns. A cell's variance is shrunk towards the
+    other cells' variances, the more so the more similar these are (Smyth 2004, see
+    `multicard.measure.noise`).
     """
-    known = _by_steps(blocks)
+    step_variances = _by_steps(blocks)
     squares: dict[int, float] = defaultdict(float)
     degrees = Counter[int]()
     by_process: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -57,7 +59,7 @@ def own_noise(blocks: Sequence[Block]) -> dict[int, float]:
         if len(places) > 1:
             figures = np.array([blocks[place].log_figure for place in places])
             scatter = float(np.square(figures - figures.mean()).sum())
-            squares[cell] += scatter / float(known[places].mean())
+            squares[cell] += scatter / float(step_variances[places].mean())
             degrees[cell] += len(places) - 1
     cells = [*squares]
     if len(cells) < noise.LEAST_SETTINGS:
@@ -73,17 +75,22 @@ def own_noise(blocks: Sequence[Block]) -> dict[int, float]:
 
 
 def _by_steps(blocks: Sequence[Block]) -> np.ndarray:
-    """The variance (n,) of each block by the steps within it.
+    """Return the variance of each block (n,) from the steps within it.
 
-    An error of few steps is itself unsure, and most so where they show little: the best cell must
-    not drop out by a block that happened to be calm. None is smaller than is usual for its cell,
-    and for all.
+    An error from few steps is itself unsure, above all if it is small. The best cell must not drop
+    out because of a block that happened to be calm. No error is therefore smaller than the median
+    of its cell, or than the median of all cells.
     """
-    errors = np.array([block.error for block in blocks])
-    kinds = [[block.is_full for block in blocks], [(block.is_full, block.cell) for block in blocks]]
-    usual = [
-        {kind: np.median(errors[[other == kind for other in every]]) for kind in {*every}}
-        for every in kinds
-    ]
-    least = [[medians[kind] for kind in every] for medians, every in zip(usual, kinds, strict=True)]
-    return np.square(np.max([errors, *least], axis=0))
+    errors = [block.error for block in blocks]
+    by_kind = _usual_errors(errors, [block.is_full for block in blocks])
+    by_cell = _usual_errors(errors, [(block.is_full, block.cell) for block in blocks])
+    return np.square(np.max([errors, by_kind, by_cell], axis=0))
+
+
+def _usual_errors(errors: Sequence[float], groups: Sequence[Hashable]) -> list[float]:
+    """Return, for each block, the median error of the blocks in its group."""
+    errors_of_group: dict[Hashable, list[float]] = defaultdict(list)
+    for group, error in zip(groups, errors, strict=True):
+        errors_of_group[group].append(error)
+    medians = {group: float(np.median(members)) for group, members in errors_of_group.items()}
+    return [medians[group] for group in groups]

@@ -1,15 +1,16 @@
-"""The time of a race: what it may take, and how many full runs fit into the time of its grid."""
+"""The time of a race: how long it may take, and how many full runs fit into its grid's time."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-# of a process, a block and a full run, before one is known
+# Seconds of a process start, a block and a full run, before any was measured.
 START_S = 20.0
 BLOCK_S = 5.0
 FULL_S = 3600.0
-MOST_SPENT = 0.5  # of the grid's time: a longer race ends undecided
-# Of 1 - confidence, for missing the best cell; by the share of the grid's time that the race took
+MOST_SPENT = 0.5  # A race that takes more than this share of its grid's time ends undecided.
+# The probability with which the best cell may be missed, as a share of 1 - confidence. It grows
+# from the first to the second value while the race spends these shares of the grid's time.
 MISS_SHARES = (0.1, 0.75)
 SPENT = (0.04, 0.10)
 
@@ -18,8 +19,12 @@ SPENT = (0.04, 0.10)
 class Budget:
     """Seconds of a race and of its grid, which is one full run of each cell.
 
-    runs: full runs of each finalist. start_s: of a process. block_s: of a block.
-    full_s: of a full run with its start. raced_s: of the race so far.
+    Attributes:
+        runs: full runs of each finalist.
+        start_s: time to start a process.
+        block_s: time of a block.
+        full_s: time of a full run with its start.
+        raced_s: time of the race so far.
     """
 
     cells: int
@@ -35,25 +40,24 @@ class Budget:
 
     @property
     def most_s(self) -> float:
-        """Seconds after which the race ends undecided: the
-        full runs of one cell fit in after it.
-        """
+        """Seconds after which the race ends undecided, with time left for one cell's full runs."""
         return max(min(MOST_SPENT * self.cells, self.cells - self.runs), 0) * self.full_s
 
     @property
     def finalists_that_fit(self) -> int:
-        """Cells whose full runs fit into what is left of the grid's time."""
+        """The number of cells whose full runs fit into the rest of the grid's time."""
         left_s = self.grid_s - self.raced_s
         return int(left_s / (self.runs * self.full_s))
 
     @property
     def accepted_risk_share(self) -> float:
-        """Share of 1 - confidence, for missing the best cell, with which the race ends now."""
+        """The accepted risk of missing the best cell now, as a share of 1 - confidence."""
         return float(np.interp(self.raced_s / self.grid_s, SPENT, MISS_SHARES))
 
     def is_not_worth(self, started: int) -> bool:
-        """True where so many starts, two blocks of each and
-        one finalist take longer than the grid.
+        """Return True if the shortest race would take longer than the grid.
+
+        It starts `started` cells, trains two blocks of each, and measures one finalist in full.
         """
         least_s = started * (self.start_s + 2 * self.block_s) + self.runs * self.full_s
         return least_s >= self.grid_s

@@ -1,4 +1,4 @@
-"""The race of a sweep: what is refused, the race to its end, and what it prints then."""
+"""Run the race of a sweep: refuse what cannot be raced, race to the end, and print the result."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ from multicard.decide.race.outcome import (
     RaceVerdict,
     Standing,
 )
-from multicard.decide.race.readings import in_words, interval, value
+from multicard.decide.race.readings import figure_text, in_words, interval_text
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Refusal, say, typed
 from multicard.records import comparable, limits, text_table
@@ -33,17 +33,20 @@ from multicard.records.text_table import in_bytes
 from multicard.sweep.cells import Cell, Sweep, settle
 from multicard.sweep.executor import run_all
 
-LISTED = 12  # most cells in the table at the end
-# of that table where there is no terminal: why cells are out was said in full when they dropped out
+LISTED = 12  # At most this many cells appear in the table at the end.
+# The width of that table without a terminal. It may cut the reasons for which cells are out: they
+# were printed in full when the cells dropped out.
 END_WIDTH = 120
 
 
 def refuse(figure: str, cells: Sequence[Cell]) -> None:
-    """Refuse a figure that the entry does not have, and cells that are the same run."""
+    """Refuse a figure that the entry does not measure, and cells that are the same run."""
     workload = cells[0].workload
-    own = f"{cells[0].workload.unit}_per_s"
-    if figure != own:
-        sentence = f"race={figure}: {workload.entry} measures another figure; use `race={own}`"
+    entry_figure = f"{cells[0].workload.unit}_per_s"
+    if figure != entry_figure:
+        sentence = (
+            f"race={figure}: {workload.entry} measures another figure; use `race={entry_figure}`"
+        )
         raise Refusal("race.figure", sentence, key="race", value=figure)
     distinct = len({cell.config.identity() for cell in cells})
     if distinct < len(cells):
@@ -57,10 +60,10 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     """Race the cells, and measure the best of them in full, as cells of `finals`.
 
     Raises:
-        ValueError: the cells cannot be raced, or an earlier race of this name was another one.
-        KeyboardInterrupt: on Ctrl-C, once what ran has ended.
-        SameFailureError: a cell failed for a cause that the others have too.
-        JournalError: what it learns cannot be kept.
+        ValueError: the cells cannot be raced, or an earlier race of this name was a different one.
+        KeyboardInterrupt: on Ctrl-C, once the running processes have ended.
+        SameFailureError: a cell failed for a cause that the other cells share.
+        JournalError: the journal cannot be written.
     """
     if not sweep.cells:
         return
@@ -73,20 +76,20 @@ def run(sweep: Sweep, finals: Sweep) -> None:
         if race.widen(runs):
             runs = _measure_in_full(race, finals)
         race.take_finals(runs)
-        say("\n".join(end(race, runs)))
+        say("\n".join(end_lines(race, runs)))
         sweep.command.abandoned |= race.rules.verdict().winner is None
     finally:
         race.journal.close()
 
 
 def _measure_in_full(race: LiveRace, finals: Sweep) -> list[Cell]:
-    """The finalists' runs in full, of which those that were measured before are taken."""
-    known = {cell.folder: cell for cell in finals.cells}
-    runs = [known.get(cell.folder, cell) for cell in race.finals()]
-    more = Sweep(finals.command, [cell for cell in runs if cell.folder not in known])
-    settle(more)
-    finals.cells += more.cells
-    finals.refused += more.refused
+    """Measure the finalists in full, except for runs that were measured before."""
+    cells_by_folder = {cell.folder: cell for cell in finals.cells}
+    runs = [cells_by_folder.get(cell.folder, cell) for cell in race.finals()]
+    new_runs = Sweep(finals.command, [cell for cell in runs if cell.folder not in cells_by_folder])
+    settle(new_runs)
+    finals.cells += new_runs.cells
+    finals.refused += new_runs.refused
     if finals.left:
         say(_finals_line(race, len(finals.left)))
         run_all(finals)
@@ -94,50 +97,61 @@ def _measure_in_full(race: LiveRace, finals: Sweep) -> list[Cell]:
 
 
 def _finals_line(race: LiveRace, runs: int) -> Message:
-    """The line before the full runs."""
+    """Return the line that is printed before the full runs."""
     ending = race.rules.ending
     reason = ENDINGS[ending] if ending in (NOT_WORTH, BURSTS) else "the best in full"
     sentence = f"race={race.options.figure}: {count(runs, 'run')}: {reason}"
     return Message("race.in-full", sentence, runs=runs, reason=reason)
 
 
-def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
-    """The table of the race, its winner, and its cost."""
+def end_lines(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
+    """Return the table of the race, its winner, and its cost, as lines for a terminal."""
     verdict = race.rules.verdict()
     standings = race.rules.standings
     options = race.options
-    missed = [each for each in standings if each.missed]
-    if verdict.winner is None and missed:
+    missed_standings = [standing for standing in standings if standing.missed]
+    if verdict.winner is None and missed_standings:
         return [
             _all_missed(race),
-            *(out_line(race.cells[each.cell], each.reason) for each in missed),
+            *(
+                out_line(race.cells[standing.cell], standing.reason)
+                for standing in missed_standings
+            ),
         ]
     if verdict.winner is None:
         sentence = f"race={options.figure}: no cell could be measured to its end"
         return [Message("race.no-winner", sentence)]
-    ran = [each for each in standings if each.blocks or each.in_full is not None]
-    ran.sort(
-        key=lambda each: (each.cell == verdict.winner, each.state == IN, each.log_figure),
+    ranked = [standing for standing in standings if standing.blocks or standing.in_full is not None]
+    ranked.sort(
+        key=lambda standing: (
+            standing.cell == verdict.winner,
+            standing.state == IN,
+            standing.log_figure,
+        ),
         reverse=True,
     )
-    lines = ["", *_table(race, ran[:LISTED], verdict.winner)]
-    if len(ran) > LISTED:
-        more = len(ran) - LISTED
+    lines = ["", *_table(race, ranked[:LISTED], verdict.winner)]
+    if len(ranked) > LISTED:
+        further_cells = len(ranked) - LISTED
         lines.append(
             Message(
-                "race.more", f"and {count(more, 'cell')} that ran, and came after these", cells=more
+                "race.more",
+                f"and {count(further_cells, 'cell')} that ran and ranked lower",
+                cells=further_cells,
             )
         )
-    failed = [each for each in standings if each.failed and each not in ran[:LISTED]]
-    lines += [out_line(race.cells[each.cell], each.reason) for each in failed]
-    unstarted = [each.cell for each in standings if each.state == NOT_STARTED]
-    if unstarted:
-        lines.append(_never_ran(race, unstarted))
+    failed_standings = [
+        standing for standing in standings if standing.failed and standing not in ranked[:LISTED]
+    ]
+    lines += [out_line(race.cells[standing.cell], standing.reason) for standing in failed_standings]
+    unstarted_cells = [standing.cell for standing in standings if standing.state == NOT_STARTED]
+    if unstarted_cells:
+        lines.append(_never_ran(race, unstarted_cells))
     reason = ENDINGS[race.rules.ending]
     lines.append(Message("race.ended", f"the race ended: {reason}", reason=reason))
-    lines.append(_winner(race, ran[0]))
+    lines.append(_winner(race, ranked[0]))
     lines.append(_how_sure(race, verdict))
-    lines += _limited(race, ran[0].cell, finals)
+    lines += _limited(race, ranked[0].cell, finals)
     if verdict.equal:
         cells = _labels(race, verdict.equal)
         lines.append(
@@ -146,18 +160,20 @@ def end(race: LiveRace, finals: Sequence[Cell]) -> list[str]:
     if verdict.close:
         cells = _labels(race, verdict.close)
         lines.append(Message("race.close", f"too close to tell: {cells}", cells=cells))
-    if missed:
+    if missed_standings:
         sentence = (
-            "cells beaten by one that missed its target are not tried again: race without such"
-            " cells"
+            "cells that lost to a cell that missed its target are not tried again: race without"
+            " such cells"
         )
         lines.append(Message("race.beaten-by-missed", sentence))
     lines.append(_cost(race, finals))
-    if differ := _differing(race.cells):
-        what = "how well it learns" if race.cells[0].workload.name == LLM else "accuracy"
-        sentence = f"the race does not vouch for {what}, which {', '.join(differ)} may change"
-        lines.append(Message("race.accuracy", sentence, keys=differ))
-    return [*lines, _command(race.cells[ran[0].cell])]
+    if differing_keys := _differing(race.cells):
+        quality = "how well it learns" if race.cells[0].workload.name == LLM else "accuracy"
+        sentence = (
+            f"the race does not vouch for {quality}, which {', '.join(differing_keys)} may change"
+        )
+        lines.append(Message("race.accuracy", sentence, keys=differing_keys))
+    return [*lines, _command(race.cells[ranked[0].cell])]
 
 
 def _all_missed(race: LiveRace) -> Message:
@@ -166,12 +182,16 @@ def _all_missed(race: LiveRace) -> Message:
     return Message("race.none-reached-target", sentence)
 
 
-def _never_ran(race: LiveRace, unstarted: Sequence[int]) -> Message:
+def _never_ran(race: LiveRace, unstarted_cells: Sequence[int]) -> Message:
     is_enough = race.rules.ending in (SURE, CLOSE)
-    why = ", as cells with the same settings say enough of them" if is_enough else ""
-    labels = _labels(race, unstarted[:LISTED]) + (", ..." if len(unstarted) > LISTED else "")
-    sentence = f"{count(len(unstarted), 'cell')} never ran{why}: {labels}"
-    return Message("race.never-ran", sentence, cells=len(unstarted), others_say_enough=is_enough)
+    why = ", as cells with the same settings say enough about them" if is_enough else ""
+    labels = _labels(race, unstarted_cells[:LISTED]) + (
+        ", ..." if len(unstarted_cells) > LISTED else ""
+    )
+    sentence = f"{count(len(unstarted_cells), 'cell')} never ran{why}: {labels}"
+    return Message(
+        "race.never-ran", sentence, cells=len(unstarted_cells), others_say_enough=is_enough
+    )
 
 
 def _winner(race: LiveRace, standing: Standing) -> Message:
@@ -182,7 +202,7 @@ def _winner(race: LiveRace, standing: Standing) -> Message:
 
 
 def _how_sure(race: LiveRace, verdict: RaceVerdict) -> Message:
-    """How sure the winner is: the one line that says it."""
+    """Return the one line that says how sure it is that the winner is the best."""
     tolerance = race.options.tolerance
     confidence = race.options.confidence
     if race.rules.bursts:
@@ -208,37 +228,40 @@ def _how_sure(race: LiveRace, verdict: RaceVerdict) -> Message:
 
 
 def _limited(race: LiveRace, winner: int, finals: Sequence[Cell]) -> list[Message]:
-    """What limits the winner's full runs, on which its figure rests."""
+    """Return a line for each limit of the winner's full runs, on which its figure rests."""
     runs = [
         cell
         for (_, place), cell in zip(race.rules.final_runs, finals, strict=True)
         if place == winner
     ]
-    counted = Counter[str]()
+    runs_by_limit = Counter[str]()
     for cell in runs:
         if cell.result is not None:
-            found = limits.forbidding(
+            limits_of_run = limits.forbidding(
                 limits.of(cell.result.record), Forbids.rate, Forbids.speed_up, Forbids.verdict
             )
-            counted.update(limits.general(limit) for limit in found)
-    return [_limit_line(says, number, len(runs)) for says, number in counted.items()]
+            runs_by_limit.update(limits.general_sentence(limit) for limit in limits_of_run)
+    return [_limit_line(says, number, len(runs)) for says, number in runs_by_limit.items()]
 
 
-def _limit_line(says: str, limited: int, runs: int) -> Message:
-    sentence = f"the winner's figure is not sure: {says}, in {limited} of {count(runs, 'full run')}"
-    return Message("race.limited", sentence, says=says, limited=limited, runs=runs)
+def _limit_line(says: str, limited_runs: int, runs: int) -> Message:
+    sentence = (
+        f"the winner's figure is not sure: {says}, in {limited_runs} of {count(runs, 'full run')}"
+    )
+    return Message("race.limited", sentence, says=says, limited=limited_runs, runs=runs)
 
 
 def _command(winner: Cell) -> Message:
     words = [str(word) for word in winner.composed.hydra.overrides.task]
-    words = [word for word in words if not _is_of_the_race(word)]
+    words = [word for word in words if not _belongs_to_race(word)]
     command = f"{typed(winner.workload.entry)} {shlex.join(words)}"
     return Message("race.command", f"to run it: `{command}`", command=command)
 
 
-def _is_of_the_race(word: str) -> bool:
-    """True for words of the race's command that say nothing of its cells,
-    or only how long it tried them.
+def _belongs_to_race(word: str) -> bool:
+    """Return True for a word of the race's command that does not describe a cell.
+
+    Words that only say how long a cell is tried are of this kind too.
     """
     key = re.split("[=/]", word.lstrip("+~"))[0].partition(".")[0]
     return key == "name" or bool(schema.of(key) & (Role.once | Role.sweeps | Role.trial))
@@ -252,21 +275,27 @@ def _table(race: LiveRace, standings: Sequence[Standing], winner: int) -> list[s
     records = [cell.as_record() for cell in race.cells]
     axes = comparable.varied(records, race.cells[0].workload.record.always)
     columns: dict[str, list[str]] = {
-        "cell": [race.cells[each.cell].label.strip() for each in standings]
+        "cell": [race.cells[standing.cell].label.strip() for standing in standings]
     }
     columns |= {
-        axis: [comparable.cell(records[each.cell], axis) for each in standings] for axis in axes
+        axis: [comparable.cell(records[standing.cell], axis) for standing in standings]
+        for axis in axes
     }
-    columns[race.figure.head or race.figure.title] = [value(each.log_figure) for each in standings]
-    columns["interval"] = [interval(each) for each in standings]
-    if any(each.in_full is not None for each in standings):
+    columns[race.figure.head or race.figure.title] = [
+        figure_text(standing.log_figure) for standing in standings
+    ]
+    columns["interval"] = [interval_text(standing) for standing in standings]
+    if any(standing.in_full is not None for standing in standings):
         columns["in full"] = [
-            "-" if each.in_full is None else value(each.in_full) for each in standings
+            "-" if standing.in_full is None else figure_text(standing.in_full)
+            for standing in standings
         ]
-    peaks = [race.peaks.get(each.cell) for each in standings]
-    columns["memory"] = [in_bytes(max(own) if own else None) for own in peaks]
+    peaks = [race.peaks.get(standing.cell) for standing in standings]
+    columns["memory"] = [in_bytes(max(rank_peaks) if rank_peaks else None) for rank_peaks in peaks]
     align = "l" * (len(axes) + 1) + "r" * (len(columns) - len(axes) - 1) + "l"
-    columns["race"] = ["winner" if each.cell == winner else _state(each) for each in standings]
+    columns["race"] = [
+        "winner" if standing.cell == winner else _state(standing) for standing in standings
+    ]
     rows = [*zip(*columns.values(), strict=True)]
     return text_table.text([*columns], rows, text_table.terminal_width() or END_WIDTH, align)
 
@@ -280,13 +309,13 @@ def _state(standing: Standing) -> str:
 
 
 def _cost(race: LiveRace, finals: Sequence[Cell]) -> Message:
-    """Time of the race compared with that of the whole grid."""
+    """Compare the time of the race with the time of the whole grid."""
     records = [cell.result.record for cell in finals if cell.result is not None]
     finals_s = sum((record.startup_s or 0.0) + (record.total_s or 0.0) for record in records)
     used_s = race.raced_s + finals_s
     full_s = race.full_s()
     grid_s = None if full_s is None else full_s * len(race.cells)
-    sentence = f"it took {in_hours(used_s)}, of it {in_hours(finals_s)} for the final runs"
+    sentence = f"it took {in_hours(used_s)}, including {in_hours(finals_s)} for the final runs"
     if grid_s is not None:
         sentence += (
             f"; the whole grid, once, takes about {in_hours(grid_s)} ({used_s / grid_s:.0%})"
@@ -295,8 +324,9 @@ def _cost(race: LiveRace, finals: Sequence[Cell]) -> Message:
 
 
 def _differing(cells: Sequence[Cell]) -> list[str]:
-    """Keys that change accuracy or loss, and differ between cells;
-    none where the winner has reached its target.
+    """Return the keys that change accuracy or loss and differ between the cells.
+
+    None are returned if the runs have a target, because the winner has then reached it.
     """
     config = cells[0].config
     if (
@@ -304,10 +334,19 @@ def _differing(cells: Sequence[Cell]) -> list[str]:
         or getattr(config, "target_loss", None) is not None
     ):
         return []
-    own = [plain(cell.config) for cell in cells]
-    learning = sorted(schema.own(type(cells[0].config), Role.learning), key=schema.place)
-    differ = [key for key in learning if any(values.get(key) != own[0].get(key) for values in own)]
-    is_one_batch = own[0].get("global_batch_size") is not None and "global_batch_size" not in differ
+    plain_configs = [plain(cell.config) for cell in cells]
+    learning_keys = sorted(schema.own(type(cells[0].config), Role.learning), key=schema.place)
+    differing_keys = [
+        key
+        for key in learning_keys
+        if any(values.get(key) != plain_configs[0].get(key) for values in plain_configs)
+    ]
+    is_one_batch = (
+        plain_configs[0].get("global_batch_size") is not None
+        and "global_batch_size" not in differing_keys
+    )
     return [
-        key for key in differ if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))
+        key
+        for key in differing_keys
+        if not (is_one_batch and schema.of(key) & (Role.ranks | Role.follows))
     ]

@@ -1,4 +1,4 @@
-"""Which blocks and full runs of a race others disturbed, and by how much."""
+"""Find the blocks and full runs of a race that other load disturbed, and estimate by how much."""
 
 import math
 from collections import Counter
@@ -8,101 +8,114 @@ from dataclasses import replace
 from multicard.decide.race.blocks import Block
 from multicard.records.limits import BUSY_SHARE
 
-# Behind another block of its cell, a block is disturbed: by so many standard errors, and in the
-# logarithm by so much. Shared machines make stretches of 2 s differ by a tenth, and processes
-# differ by as much.
+# A block is disturbed if another block of its cell was faster by at least OUTLYING standard errors
+# and by at least LEAST_SLOWED in the logarithm. On shared machines, stretches of 2 s differ by a
+# tenth, and so do processes.
 OUTLYING = 5.0
 LEAST_SLOWED = 0.3
-MOST_BUSY = 0.95  # of the cores, for others: what is left of a block's figure tells little
-# Disturbed blocks from which on there are bursts: this many, and this share of all; of full runs
-# this share
+# If other load had this share of the cores or more, the rest of a block's figure tells little.
+MOST_BUSY = 0.95
+# There are bursts if at least this many blocks, and this share of all blocks, were disturbed. Of
+# full runs, BURST_RUNS is the share.
 BURST_BLOCKS = 3
 BURST_SHARE = 0.1
 BURST_RUNS = 0.5
-# Slow blocks of a cell that has slow spells of its own: this many at least, and so many that
-# others' load, which comes to any cell, would bring them with no more than this probability
+# A cell has slow spells of its own if at least SPELLS of its blocks are slow, and if other load,
+# which can hit any cell, would cause that many with a probability of at most CHANCE.
 SPELLS = 2
 CHANCE = 0.05
-LEAST_FULL = 2  # full runs of a cell, from which on they can tell of it alone
+LEAST_FULL = 2  # From this number of full runs on, a cell can be judged by these alone.
 
 
-def told(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks with how much others slowed each.
+def with_slowdowns(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks with an estimate of how much other load slowed down each.
 
-    A block shows it by the load of others, or by another block of its cell that was far faster; a
-    full run shows it in its own steps. Slow blocks of a cell with slow spells of its own are no
-    sign of others.
+    A block was slowed down if other processes were busy meanwhile, or if another block of its cell
+    was far faster. A full run shows it in its steps. If a cell has slow spells of its own, its slow
+    blocks are no sign of other load.
     """
-    behind = [_behind_its_cell(block, blocks) for block in blocks]
-    of_spells = with_spells([block for block, by in zip(blocks, behind, strict=True) if by], blocks)
-    found = list[Block]()
-    for block, by in zip(blocks, behind, strict=True):
-        slowed = 0.0 if block.cell in of_spells else max(block.slowed, by)
-        if _is_beside_load(block):
+    behind_their_cells = [_behind_its_cell(block, blocks) for block in blocks]
+    cells_of_spells = cells_with_spells(
+        [
+            block
+            for block, log_slowdown in zip(blocks, behind_their_cells, strict=True)
+            if log_slowdown
+        ],
+        blocks,
+    )
+    estimated_blocks = list[Block]()
+    for block, log_slowdown in zip(blocks, behind_their_cells, strict=True):
+        slowed = 0.0 if block.cell in cells_of_spells else max(block.slowed, log_slowdown)
+        if _ran_under_load(block):
             slowed = max(slowed, -math.log1p(-min(block.busy, MOST_BUSY)))
-        found.append(replace(block, slowed=slowed))
-    return found
+        estimated_blocks.append(replace(block, slowed=slowed))
+    return estimated_blocks
 
 
-def counted(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks that tell of their cells' figures once some cells ran in full.
+def blocks_for_figures(blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks that count for their cells' figures once some cells ran in full.
 
-    A block that was far slower than another of its cell, though nobody saw load, is of a burst or
-    of the cell's own spells: left out or not, it makes a short series too fast or too slow. Full
-    runs are longer than either, so that those of such a cell tell of it alone.
+    Suppose a block was far slower than another of its cell, but no load was seen. Either a burst
+    slowed it down, or the cell has slow spells. A short series is then too fast without the block
+    or too slow with it. Full runs are longer than either, so such a cell is judged by them alone.
     """
     full = Counter(block.cell for block in blocks if block.is_full)
     doubtful = {
         block.cell
         for block in blocks
         if full[block.cell] >= LEAST_FULL
-        and not _is_beside_load(block)
+        and not _ran_under_load(block)
         and _behind_its_cell(block, blocks) > 0
     }
     return [block for block in blocks if block.is_full or block.cell not in doubtful]
 
 
-def with_spells(slow: Sequence[Block], blocks: Sequence[Block]) -> set[int]:
-    """Cells with slow spells of their own: of which more blocks are slow than chance would have it.
+def cells_with_spells(slow: Sequence[Block], blocks: Sequence[Block]) -> set[int]:
+    """Return the cells with slow spells of their own: more blocks are slow than chance explains.
 
-    Others' load slows whatever block runs. Were all slow blocks (`slow`) by it, those of a cell
-    would follow the hypergeometric distribution (Fisher's exact test, one-sided).
+    Other load slows whatever block runs. If it had caused all slow blocks (`slow`), each cell's
+    number of slow blocks would follow the hypergeometric distribution (Fisher's exact test,
+    one-sided).
     """
     from scipy.stats import hypergeom
 
-    alone = [block for block in blocks if not block.is_full and not _is_beside_load(block)]
-    slow_alone = Counter(block.cell for block in slow if not _is_beside_load(block))
-    count = Counter(block.cell for block in alone)
-    found = set[int]()
-    for cell, number in slow_alone.items():
+    unloaded_blocks = [
+        block for block in blocks if not block.is_full and not _ran_under_load(block)
+    ]
+    slow_counts = Counter(block.cell for block in slow if not _ran_under_load(block))
+    block_counts = Counter(block.cell for block in unloaded_blocks)
+    cells = set[int]()
+    for cell, number in slow_counts.items():
         if number < SPELLS:
             continue
-        chance = hypergeom.sf(number - 1, len(alone), slow_alone.total(), count[cell])
+        chance = hypergeom.sf(
+            number - 1, len(unloaded_blocks), slow_counts.total(), block_counts[cell]
+        )
         if chance <= CHANCE:
-            found.add(cell)
-    return found
+            cells.add(cell)
+    return cells
 
 
 def are_bursts(blocks: Sequence[Block]) -> bool:
-    """True where enough blocks, or enough full runs, were disturbed.
+    """Return True if enough blocks, or enough full runs, were disturbed.
 
-    Several slow blocks of one cell, beside which nobody saw load, are one sign of it.
+    Several slow blocks of one cell without load nearby count as a single sign.
     """
     short = [block for block in blocks if not block.is_full]
     full = [block.slowed > 0 for block in blocks if block.is_full]
     disturbed = [block for block in short if block.slowed]
-    beside_load = sum(_is_beside_load(block) for block in disturbed)
-    unseen = {block.cell for block in disturbed if not _is_beside_load(block)}
-    in_blocks = beside_load + len(unseen) >= max(BURST_BLOCKS, BURST_SHARE * len(short))
+    under_load = sum(_ran_under_load(block) for block in disturbed)
+    unexplained_cells = {block.cell for block in disturbed if not _ran_under_load(block)}
+    in_blocks = under_load + len(unexplained_cells) >= max(BURST_BLOCKS, BURST_SHARE * len(short))
     return in_blocks or sum(full) > BURST_RUNS * len(full)
 
 
-def _is_beside_load(block: Block) -> bool:
+def _ran_under_load(block: Block) -> bool:
     return block.busy > BUSY_SHARE
 
 
 def _behind_its_cell(block: Block, blocks: Sequence[Block]) -> float:
-    """By how much a block is behind another of its cell; 0 of a full run."""
+    """Return by how much a block is behind the fastest of its cell, or 0 for a full run."""
     if block.is_full:
         return 0.0
     others = (other for other in blocks if other.cell == block.cell and not other.is_full)
@@ -110,7 +123,7 @@ def _behind_its_cell(block: Block, blocks: Sequence[Block]) -> float:
 
 
 def _behind(block: Block, other: Block) -> float:
-    """By how much a block is slower than another of its cell; 0 within what blocks differ by."""
+    """Return by how much a block is slower than another of its cell; 0 for usual differences."""
     apart = other.log_figure - block.log_figure
     usual = max(LEAST_SLOWED, OUTLYING * math.hypot(block.error, other.error))
     return apart if apart > usual else 0.0

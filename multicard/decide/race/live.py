@@ -1,9 +1,9 @@
-"""A race on this machine: cells train short blocks by turns until the rules know the best, which is
-then measured in full.
+"""Race the cells of a sweep on this machine, then measure the best cell in full.
 
-One cell trains at a time, on the whole machine; the others that are in wait in their processes, as
-far as memory allows. All that is learnt is in a journal at once, so that a race which was cut off
-goes on.
+The cells take turns: one trains a short block of steps on the whole machine, and the other cells
+that are still in the race wait in their processes, as far as memory allows. The rules (`rules.py`)
+end the race once they know the best cell. Everything learned goes into a journal at once. An
+interrupted race therefore resumes.
 """
 
 import itertools
@@ -40,71 +40,87 @@ from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, ending_on_error, left_no_record
 from multicard.sweep.streak import SameFailureError, would_fail_too
 
-FOLDER = ".race"  # of a sweep: the journals of its races
-FINAL_RUNS = 3  # of each finalist
-MARGIN = 0.1  # of the available memory, which stays free
-# of a process on a GPU, beside what torch has allocated: its context, and what torch keeps
-ON_GPU_BYTES = 2 * 10**9
-MANY = 10**7  # images, so many that the last batch of an epoch does not count
+FOLDER = ".race"  # The folder of a sweep with the journals of its races.
+FINAL_RUNS = 3  # Full runs of each finalist.
+FREE_MEMORY_SHARE = 0.1  # The share of the available memory that stays free.
+# A process on a GPU needs this much in addition to what torch has allocated: for its context, and
+# for the memory that torch caches.
+GPU_PROCESS_BYTES = 2 * 10**9
+# With this many images, the last, smaller batch of an epoch does not count.
+MANY_IMAGES = 10**7
 
 
 def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """The values in which cells differ, by axis. A group with several options (loader.name) is one
-    axis with all its keys.
+    """Return the settings in which the cells differ, by axis, for each cell.
+
+    A group with several options (loader.name) is one axis that covers all its keys.
     """
-    known = [comparable.measured_settings(plain(cell.config)) for cell in cells]
+    cell_settings = [comparable.measured_settings(plain(cell.config)) for cell in cells]
     differing = set[str]()
-    for own in known:
-        differing.update(key for key in own if any(own[key] != other.get(key) for other in known))
+    for one_cell in cell_settings:
+        differing.update(
+            key
+            for key in one_cell
+            if any(one_cell[key] != other.get(key) for other in cell_settings)
+        )
     keys = sorted(differing)
     axes = {}
     for key in keys:
         group = key.partition(".")[0]
         axes[key] = group if f"{group}.name" in keys else key
-    own_keys = {axis: [key for key in keys if axes[key] == axis] for axis in axes.values()}
+    keys_of_axis = {axis: [key for key in keys if axes[key] == axis] for axis in axes.values()}
     return [
-        {axis: str([own.get(key) for key in names]) for axis, names in own_keys.items()}
-        for own in known
+        {axis: str([one_cell.get(key) for key in names]) for axis, names in keys_of_axis.items()}
+        for one_cell in cell_settings
     ]
 
 
 def priors(cells: Sequence[Cell]) -> list[Prior | None]:
-    """Each cell's log images/s by its estimate; None without records of this machine, and for
-    tuning and scripts, where the tokens or samples of a step are not known before.
+    """Return each cell's predicted log images/s, or None where there is no prediction.
+
+    Predictions need records of this machine. Tuning and scripts have none, because the tokens or
+    samples of a step are not known before it runs.
     """
-    found: list[Prior | None] = [None] * len(cells)
+    cell_priors: list[Prior | None] = [None] * len(cells)
     if cells[0].config.race.figure != "images_per_s":
-        return found
+        return cell_priors
     with estimates.printing_errors():
-        for place, each in enumerate(
+        for place, cell_estimate in enumerate(
             estimates.estimate([cell.config for cell in cells], cells[0].folder)
         ):
-            config = each.config
-            step_s = each.prediction.step_s
+            config = cell_estimate.config
+            step_s = cell_estimate.prediction.step_s
             if (
                 isinstance(config, VisionConfig)
                 and step_s is not None
-                and each.basis.is_own
+                and cell_estimate.basis.is_own
                 and step_s.low > 0
             ):
-                images = MANY / totals.length_of_images(config, MANY, 0).steps
+                images = MANY_IMAGES / totals.length_of_images(config, MANY_IMAGES, 0).steps
                 sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
-                found[place] = Prior(math.log(images / step_s.value), sd, str(each.basis))
-    return found
+                cell_priors[place] = Prior(
+                    math.log(images / step_s.value), sd, str(cell_estimate.basis)
+                )
+    return cell_priors
 
 
 class LiveRace:
-    """The cells of a race, their processes, and its rules.
+    """The cells of a race, their processes, and the rules that decide between them.
 
-    widest: configuration of a cell that needs GPUs, if any does. raced_s: seconds of all rounds,
-    with starts and ends.
-    over_ranks: cells have different numbers of ranks. By the cell's place among `cells`: alive, the
-    processes; peaks, peak memory in bytes of each rank; trained_s, seconds of all epochs by its
-    steps, those of a calm block where it has one.
+    Cells are numbered by their place among `cells`.
+
+    Attributes:
+        widest: configuration of a cell that needs GPUs, if there is one.
+        over_ranks: True if the cells have different world sizes.
+        alive: the running processes, by cell.
+        peaks: peak memory of each rank in bytes, by cell.
+        trained_s: predicted seconds of all epochs, by cell, from its fastest block: bursts of load
+            only slow a block down.
+        raced_s: seconds of all rounds, including starting and ending processes.
 
     Raises:
-        ValueError: an earlier race of this name was of other cells or code, or on another machine,
-            or goes on now.
+        ValueError: an earlier race of this name had other cells or code, ran on another machine, or
+            is still running.
     """
 
     share: MachineShare
@@ -115,64 +131,64 @@ class LiveRace:
         self.figure = FIGURES[str(self.options.figure)]
         self.over_ranks = len({cell.config.gpus * cell.config.nodes for cell in cells}) > 1
         on_gpus = [cell.config for cell in cells if cell.config.device is not Device.cpu]
-        self.widest = [*on_gpus, cells[0].config][0]
+        self.widest = on_gpus[0] if on_gpus else cells[0].config
         self.on_gpus = bool(on_gpus) and bool(machine().gpus)
         sweep = cells[0].folder.parent
         self.executor = Executor(sweep, signal.SIGKILL)
         path = sweep / FOLDER / f"{self.options.figure}.jsonl"
         owner = f"name={sweep.name}: its race"
-        head = {"cells": [cell.config.identity() for cell in cells], **code_and_machine()}
-        self.journal = Journal(path, owner, head, anew=bool(cells[0].cfg.rerun))
-        if not self.journal.entries:  # later estimates would rest on the race's own blocks
+        header = {"cells": [cell.config.identity() for cell in cells], **code_and_machine()}
+        self.journal = Journal(path, owner, header, anew=bool(cells[0].cfg.rerun))
+        if not self.journal.entries:  # Later predictions would rest on the race's own blocks.
             self.journal.add(priors=priors(cells))
-        known = [prior and Prior(*prior) for prior in self.journal.entries[0]["priors"]]
+        cell_priors = [prior and Prior(*prior) for prior in self.journal.entries[0]["priors"]]
         options = RaceOptions(
             self.options.confidence, share(self.options.tolerance), runs=FINAL_RUNS
         )
-        self.rules = Race(settings(cells), known, options)
+        self.rules = Race(settings(cells), cell_priors, options)
         self.alive: dict[int, CellProcess] = {}
         self.peaks: dict[int, list[int]] = {}
         self.trained_s: dict[int, float] = {}
         self.started = 0
         self.raced_s = 0.0
-        self._said_out: set[int] = set()
+        self._announced_outs: set[int] = set()
         self._starts_s: list[float] = []
         self._blocks_s: list[float] = []
         self._resume()
 
     def _resume(self) -> None:
-        """Take what an earlier command measured, and its finalists where it came to them."""
+        """Restore what an earlier command measured, and its finalists if it had chosen them."""
         for entry in self.journal.entries[1:]:
             if "cell" in entry:
-                self._take(**entry)
+                self._apply_entry(**entry)
             self.raced_s += entry.get("round_s", 0.0)
-        self._tell_costs()
+        self._update_costs()
         if self._blocks_s:
             blocks = len(self._blocks_s)
             sentence = (
-                f"race={self.options.figure}: goes on after {count(blocks, 'block')} of an"
-                " earlier one"
+                f"race={self.options.figure}: resumes after {count(blocks, 'block')} of an"
+                " earlier command"
             )
             say(Message("race.resumed", sentence, blocks=blocks))
         if self.journal.entries[-1].keys() >= {"ending", "finalists"}:
-            self.rules.next_round()  # beaten cells drop out again
+            self.rules.next_round()  # This drops the beaten cells again.
             self.rules.end(**self.journal.entries[-1])
 
-    def _note(self, **entry: Any) -> None:
-        """Keep what was learnt of a cell in the journal, and take it."""
+    def _record_entry(self, **entry: Any) -> None:
+        """Write an entry about a cell to the journal, and apply it."""
         self.journal.add(**entry)
-        self._take(**entry)
+        self._apply_entry(**entry)
 
-    def _take(self, cell: int, **entry: Any) -> None:
-        """Add an entry of the journal to what is known."""
+    def _apply_entry(self, cell: int, **entry: Any) -> None:
+        """Apply an entry of the journal to the state of the race."""
         self.started = max(self.started, entry.get("process", 0))
         if "log_figure" in entry:
             epochs = getattr(self.cells[cell].config, "epochs", 1)
             trained_s = entry["step_s"] * entry["steps_per_epoch"] * epochs
-            # bursts only slow it
+            # The fastest block counts: bursts of load only slow a block down.
             self.trained_s[cell] = min(trained_s, self.trained_s.get(cell, math.inf))
             self.peaks[cell] = entry["peaks_bytes"]
-            busy = entry.get("busy", 0.0)  # journals of older versions have none
+            busy = entry.get("busy", 0.0)  # Journals of older versions have no load.
             reading = entry["log_figure"], entry["error"]
             self.rules.add(Block(cell, entry["round"], *reading, entry["process"], busy=busy))
             self._blocks_s.append(entry["used_s"])
@@ -182,57 +198,57 @@ class LiveRace:
             self.rules.out(cell, entry["out"])
 
     def run(self, machine_share: MachineShare) -> None:
-        """Race until the rules say that it is over."""
+        """Run rounds of blocks until the rules end the race."""
         self.share = machine_share
         cells = count(len(self.cells), "cell")
         sentence = (
-            f"race={self.options.figure}: {cells} take turns; a line after each round of blocks"
+            f"race={self.options.figure}: {cells} take turns; each round of blocks prints a line"
         )
         say(Message("race.begins", sentence, cells=len(self.cells)))
         with ending_on_error(self.executor):
             while order := self.rules.next_round():
-                self._round(order)
+                self._run_round(order)
             if self.rules.finalists:
                 self.journal.add(ending=self.rules.ending, finalists=self.rules.finalists)
-            self._drop()
+            self._announce_outs()
             for place in [*self.alive]:
-                self._end(place)
+                self._end_process(place)
 
-    def _round(self, order: Sequence[int]) -> None:
-        """Have these cells train a block each, one after the other."""
+    def _run_round(self, order: Sequence[int]) -> None:
+        """Train one block of each of these cells, one cell after the other."""
         began_s = clock_s()
-        self._drop()
+        self._announce_outs()
         for place in self.rules.fresh & self.alive.keys():
-            self._end(place)
-        self._start_all(order)
+            self._end_process(place)
+        self._start_processes(order)
         for place in order:
-            process = self._block(place)
+            process = self._train_block(place)
             if process is not None:
                 process.wait_until_quiet()
-            self._tell_costs()
+            self._update_costs()
             if self.rules.gives_up:
                 break
         round_s = clock_s() - began_s
         self.raced_s += round_s
-        self._tell_costs()
+        self._update_costs()
         self.journal.add(round_s=round_s)
         self._say_progress()
 
     def _say_progress(self) -> None:
-        """A line after each round: how the race stands, and what is still to come at most."""
+        """Print the state of the race after a round, and the time that it can still take."""
         standings = self.rules.standings
         options = self.rules.options
         full_s = self.full_s()
         states = {
-            state: sum(each.state == state for each in standings)
+            state: sum(standing.state == state for standing in standings)
             for state in (IN, OUT, NOT_STARTED)
         }
         number = self.rules.round + 1
         line = f"race, round {number}, {in_hours(self.raced_s)}: "
         line += ", ".join(f"{cells} {state}" for state, cells in states.items() if cells)
         leader = max(
-            (each for each in standings if each.state == IN),
-            key=lambda each: each.log_figure,
+            (standing for standing in standings if standing.state == IN),
+            key=lambda standing: standing.log_figure,
             default=None,
         )
         if leader is not None:
@@ -240,57 +256,64 @@ class LiveRace:
                 f"; ahead: {self.cells[leader.cell].label}{readings.in_words(self.figure, leader)}"
             )
         if full_s is not None:
-            left = in_hours(max(self.rules.most_s - self.raced_s, 0.0))
+            time_left = in_hours(max(self.rules.most_s - self.raced_s, 0.0))
             runs = (
                 f"{options.runs} to"
                 f" {count(options.runs * min(options.finalists, len(self.cells)), 'full run')}"
             )
-            line += f"; at most about {left} left, then {runs} of about {in_hours(full_s)} each"
-        ahead = None if leader is None else self.cells[leader.cell].label.strip()
-        say(Message("race.round", line, round=number, cells=states, ahead=ahead))
+            line += (
+                f"; at most about {time_left} left, then {runs} of about {in_hours(full_s)} each"
+            )
+        leader_label = None if leader is None else self.cells[leader.cell].label.strip()
+        say(Message("race.round", line, round=number, cells=states, ahead=leader_label))
 
-    def _tell_costs(self) -> None:
+    def _update_costs(self) -> None:
         full_s = self.full_s()
         if full_s is not None:
             self.rules.costs(median(self._starts_s), fmean(self._blocks_s), full_s, self.raced_s)
 
-    def _start_all(self, places: Sequence[int]) -> None:
-        """Start the processes of a round, as far as memory allows:
-        then its blocks follow one another closely.
+    def _start_processes(self, places: Sequence[int]) -> None:
+        """Start the processes of a round in advance, as far as memory allows.
+
+        The blocks of the round then follow one another closely.
         """
         if not self.peaks:
-            return  # the memory of a process that trains is not known
+            return  # How much memory a training process needs is not known yet.
         for place in places:
             if place not in self.alive and self._has_room(place):
                 try:
-                    self._start(place)
+                    self._start_process(place)
                 except CellEndedError as ended:
-                    # else it is tried alone in its turn
+                    # A cell that may have run out of memory is tried again alone, at its turn.
                     if not self.alive or not _may_want_memory(ended.run.record):
                         self._judge_end(place, ended.run)
 
-    def _block(self, place: int) -> CellProcess | None:
-        """Have a cell train a block, in a process that is started where it has none. Returns it;
-        None where the cell is out.
+    def _train_block(self, place: int) -> CellProcess | None:
+        """Train a block of a cell, in a new process if the cell has none.
+
+        Returns:
+            The process, or None if the cell is out.
         """
         while self.rules.standings[place].state != OUT:
             try:
-                process = self.alive.get(place) or self._start(place)
+                process = self.alive.get(place) or self._start_process(place)
                 measured = process.run_block(self.options.block)
             except CellEndedError as ended:
                 self.alive.pop(place, None)
                 self._judge_end(place, ended.run)
                 continue
             if measured.diverged:
-                self._out(
+                self._take_out(
                     place, Message("race.loss-not-finite", "diverged: its loss is not finite")
                 )
                 return None
             if self.over_ranks and measured.apart_by is not None:
-                self._out(place, _apart(limits.APART_BY[measured.apart_by].limit()))
+                self._take_out(
+                    place, _no_speed_up_reason(limits.APART_BY[measured.apart_by].limit())
+                )
                 return None
             log_figure, error = measured.reading()
-            self._note(
+            self._record_entry(
                 cell=place,
                 process=process.number,
                 round=self.rules.round,
@@ -305,12 +328,13 @@ class LiveRace:
             return process
         return None
 
-    def _start(self, place: int) -> CellProcess:
-        """Start a process of the cell, once those that have
-        waited longest have ended for its memory.
+    def _start_process(self, place: int) -> CellProcess:
+        """Start a process of the cell.
+
+        If memory is short, the processes that have waited longest are ended first.
         """
         while self.alive and not self._has_room(place):
-            self._end(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
+            self._end_process(min(self.alive, key=lambda other: self.alive[other].ran_at_s))
         probes = (
             processes.as_run(self.cells[place], repetition, is_probe=True)
             for repetition in itertools.count(1)
@@ -320,79 +344,87 @@ class LiveRace:
         process = self.alive[place] = processes.start(
             self.executor, probe, self.started, self.share
         )
-        self._note(cell=place, process=process.number, used_s=process.start_s)
+        self._record_entry(cell=place, process=process.number, used_s=process.start_s)
         return process
 
     def _judge_end(self, place: int, run: RecordedRun) -> None:
-        """Take a cell out whose process ended by itself; a SameFailureError where the others would
-        fail likewise (the disk is full). Where others may hold the memory that it wants,
-        these end instead, and it is tried again alone.
+        """Take a cell out whose process ended by itself.
+
+        If other processes may hold the memory that it needs, they end instead, and the cell is
+        tried again alone.
+
+        Raises:
+            SameFailureError: the other cells would fail for the same cause, such as a full disk.
         """
         if run.status == "interrupted":
             raise KeyboardInterrupt
         if _may_want_memory(run.record) and self.alive:
             for other in [*self.alive]:
-                self._end(other)
+                self._end_process(other)
             return
         cause = run.record.cause
         message = Message("race.no-cause", "it ended by itself") if cause is None else cause.message
-        left = [self.cells[each.cell] for each in self.rules.standings if each.state != OUT]
-        if would_fail_too(left, replace(self.cells[place], result=run)):
+        remaining_cells = [
+            self.cells[standing.cell] for standing in self.rules.standings if standing.state != OUT
+        ]
+        if would_fail_too(remaining_cells, replace(self.cells[place], result=run)):
             raise SameFailureError(message)
         reason = Message(
             "race.ended-by-itself", f"{run.status}: {message}", status=run.status, cause=message
         )
-        self._out(place, reason, lasts=run.status in ("oom", "diverged"))
+        self._take_out(place, reason, lasts=run.status in ("oom", "diverged"))
 
-    def _out(self, place: int, reason: str, lasts: bool = True) -> None:
-        """Take a cell out; where that lasts, also of a race that goes on after an interruption."""
+    def _take_out(self, place: int, reason: str, lasts: bool = True) -> None:
+        """Take a cell out. If `lasts`, it also stays out when an interrupted race resumes."""
         if lasts:
             self.journal.add(cell=place, out=reason)
         self.rules.out(place, reason)
-        self._drop()
+        self._announce_outs()
 
-    def _drop(self) -> None:
-        """Say which cells are out, and why, and end their processes;
-        and which ones are in again.
-        """
+    def _announce_outs(self) -> None:
+        """Print which cells dropped out and why, end their processes, and print which returned."""
         for place, standing in enumerate(self.rules.standings):
-            if standing.state != OUT and place in self._said_out:
-                self._said_out.remove(place)
+            if standing.state != OUT and place in self._announced_outs:
+                self._announced_outs.remove(place)
                 label = self.cells[place].label
-                sentence = f"{label}in again: the blocks by which it was beaten were disturbed"
+                sentence = f"{label}in again: the blocks in which it was beaten were disturbed"
                 say(Message("race.again", sentence, cell=label.strip()))
-            if standing.state == OUT and place not in self._said_out:
-                self._said_out.add(place)
+            if standing.state == OUT and place not in self._announced_outs:
+                self._announced_outs.add(place)
                 say(out_line(self.cells[place], standing.reason))
                 if place in self.alive:
-                    self._end(place)
+                    self._end_process(place)
 
-    def _end(self, place: int) -> None:
+    def _end_process(self, place: int) -> None:
         self.alive.pop(place).end()
 
     def _has_room(self, place: int) -> bool:
-        """True where there is memory for a process of the cell, beside what those still take that
-        have not trained yet. A cell that has not trained is taken to need the most.
+        """Return True if memory suffices for a process of the cell.
+
+        Processes that have started but not trained still need their memory, so it is reserved.
+        A cell that has never trained is assumed to need as much as the largest known cell.
         """
-        needed = {
+        needed_bytes = {
             cell: max(peaks) if self.on_gpus else sum(peaks) for cell, peaks in self.peaks.items()
         }
-        # on a GPU its own rank counts, on the host all ranks do
-        most = max(needed.values(), default=0)
+        # On a GPU only the rank on that GPU counts. On the host all ranks share the memory.
+        largest_bytes = max(needed_bytes.values(), default=0)
         starting = [other for other, process in self.alive.items() if process.step_s is None]
-        wanted = sum(
-            ON_GPU_BYTES * self.on_gpus + needed.get(each, most) for each in (place, *starting)
+        extra_bytes = GPU_PROCESS_BYTES if self.on_gpus else 0
+        wanted_bytes = sum(
+            extra_bytes + needed_bytes.get(other, largest_bytes) for other in (place, *starting)
         )
-        return wanted <= (1 - MARGIN) * processes.free_bytes(self.on_gpus)
+        return wanted_bytes <= (1 - FREE_MEMORY_SHARE) * processes.free_bytes(self.on_gpus)
 
     def full_s(self) -> float | None:
-        """Seconds of a full run with its start, the mean of the cells that trained;
-        None before one has.
+        """Return the seconds of a full run with its start, as a mean over the cells that trained.
+
+        None before any cell has trained.
         """
         return fmean(self.trained_s.values()) + median(self._starts_s) if self.trained_s else None
 
     def finals(self) -> list[Cell]:
-        """The runs of the finalists, each in a fresh process."""
+        """Return the full runs of the finalists, each of which gets a new process."""
         runs = self.rules.final_runs
         return [
             processes.as_run(self.cells[place], turn - runs[0][0] + 1, is_probe=False)
@@ -400,8 +432,10 @@ class LiveRace:
         ]
 
     def widen(self, finals: Sequence[Cell]) -> bool:
-        """Measure more cells where the finalists' full runs show bursts.
-        True where there are more runs to measure.
+        """Choose more cells to measure in full if the finalists' full runs show bursts of load.
+
+        Returns:
+            True if there are more runs to measure.
         """
         blocks = [
             self._full_block(*turn, cell)
@@ -413,46 +447,50 @@ class LiveRace:
         return True
 
     def _full_block(self, turn: int, place: int, cell: Cell) -> Block | None:
-        """A full run as the rules take it; None where it has no figure."""
-        known = None if cell.result is None else readings.full_run(cell.result, self.figure)
-        if cell.result is None or known is None:
+        """Return a full run as a block for the rules, or None if it has no figure."""
+        reading = (
+            None if cell.result is None else readings.full_run_reading(cell.result, self.figure)
+        )
+        if cell.result is None or reading is None:
             return None
         busy = limits.busy_share(cell.result.record)
-        slowed = readings.slowed_run(cell.result)
-        return Block(place, turn, *known, process=0, is_full=True, busy=busy, slowed=slowed)
+        slowed = readings.run_log_slowdown(cell.result)
+        return Block(place, turn, *reading, process=0, is_full=True, busy=busy, slowed=slowed)
 
     def take_finals(self, finals: Sequence[Cell]) -> None:
-        """Take the finalists' runs. A cell that missed its target in any of them cannot win."""
-        lost = dict[int, str]()
-        missed = dict[int, str]()
-        measured = set[int]()
+        """Add the finalists' full runs. A cell that missed its target in any run cannot win."""
+        lost_reasons = dict[int, str]()
+        missed_reasons = dict[int, str]()
+        measured_places = set[int]()
         for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
             block = self._full_block(turn, place, cell)
             if cell.result is None or block is None:
                 status = "not measured" if cell.result is None else cell.result.status
-                lost[place] = Message(
+                lost_reasons[place] = Message(
                     "race.lost", f"{status} when it was measured in full", status=status
                 )
                 continue
-            limited = limits.forbidding(limits.of(cell.result.record), Forbids.speed_up)
-            if self.over_ranks and limited:
-                lost[place] = _apart(limited[0])
+            forbidding_limits = limits.forbidding(limits.of(cell.result.record), Forbids.speed_up)
+            if self.over_ranks and forbidding_limits:
+                lost_reasons[place] = _no_speed_up_reason(forbidding_limits[0])
                 continue
-            measured.add(place)
+            measured_places.add(place)
             reason = _missed_target(cell, cell.result.record)
             if reason is not None:
-                missed[place] = reason
+                missed_reasons[place] = reason
             self.started += 1
             self.rules.add_full(replace(block, process=self.started))
-        for place, reason in (
-            missed | {place: lost[place] for place in lost.keys() - measured}
-        ).items():
+        for place, reason in missed_reasons.items():
             self.rules.out(place, reason)
+        for place, reason in lost_reasons.items():
+            if place not in measured_places:
+                self.rules.out(place, reason)
 
 
 def _missed_target(cell: Cell, record: AnyRecord) -> Message | None:
-    """That a full run missed its target accuracy, or its target of held-out loss;
-    None where it has none or did not.
+    """Return a message if a full run missed its target accuracy or target held-out loss.
+
+    None if the run reached its target or had none.
     """
     if isinstance(record, ScriptRecord) or record.time_to_target_s is not None:
         return None
@@ -467,24 +505,25 @@ def _missed_target(cell: Cell, record: AnyRecord) -> Message | None:
     loss = record.held_out_loss
     if target is None:
         return None
-    ended = "without a held-out loss" if loss is None else f"at {loss:.3f}"
-    sentence = f"missed target_loss={target:g} in a full run, which ended {ended}"
+    ended_at = "without a held-out loss" if loss is None else f"at {loss:.3f}"
+    sentence = f"missed target_loss={target:g} in a full run, which ended {ended_at}"
     return Message("race.missed-target-loss", sentence, target=target, reached=loss)
 
 
-def _apart(limit: Limit) -> Message:
-    """Why a cell is out of a race over numbers of ranks."""
+def _no_speed_up_reason(limit: Limit) -> Message:
+    """Return why a cell is out of a race between different world sizes."""
     return Message("race.shows-no-speed-up", limit.says, limit=limit.code)
 
 
 def out_line(cell: Cell, reason: str) -> Message:
-    """The line on a cell that is out."""
+    """Return the line that says that a cell is out, and why."""
     return Message("race.out", f"{cell.label}out: {reason}", cell=cell.label.strip(), reason=reason)
 
 
 def _may_want_memory(record: AnyRecord) -> bool:
-    """True where a cell's process ran out of memory, or was killed, as the host's out-of-memory
-    killer does: it is not always seen to have done so.
+    """Return True if a cell's process may have ended for lack of memory.
+
+    A killed process counts: the host's out-of-memory killer does not always leave a trace.
     """
     cause = record.cause
     return record.status == "oom" or (

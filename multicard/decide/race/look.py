@@ -1,4 +1,4 @@
-"""The race as draws from the posterior show it."""
+"""Estimate from draws how likely each cell of a race is the best, or good enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,11 @@ DRAWS = 4096
 
 @dataclass(frozen=True)
 class Look:
-    """enough: where a cell is within the tolerance of the best (DRAWS, cells).
-    best: the best (DRAWS,).
+    """The race as seen in draws from the posterior.
+
+    Attributes:
+        enough: True for each cell within the tolerance of the best in a draw (DRAWS, cells).
+        best: the best cell of each draw (DRAWS,).
     """
 
     posterior: Posterior
@@ -21,18 +24,19 @@ class Look:
     best: np.ndarray
 
     def misses(self, cells: Sequence[int]) -> float:
-        """The probability that none of these cells is good enough."""
+        """Return the probability that none of these cells is good enough."""
         return 1 - float(self.enough[:, [*cells]].any(axis=1).mean())
 
     def rivals(self, leader: int) -> np.ndarray:
-        """How likely each cell is the best one, where the leader is not good enough (cells,)."""
+        """Return how likely each cell is the best (cells,), given that the leader falls short."""
         beaten = ~self.enough[:, leader]
         counts = np.bincount(self.best[beaten], minlength=self.enough.shape[1])
         return counts / max(beaten.sum(), 1)
 
     def fewest(self, among: Sequence[int], most: int, risk: float) -> tuple[int, ...]:
-        """The fewest cells, at most `most`, of which none is good enough with this risk;
-        the best first.
+        """Return the fewest cells that leave at most this risk that none is good enough.
+
+        The best comes first. At most `most` cells are returned, even if the risk stays larger.
         """
         chosen = list[int]()
         missed = np.ones(len(self.best), bool)

@@ -1,4 +1,4 @@
-"""What becomes of a race's cells, and of the race: states, reasons, standings and the verdict."""
+"""The possible outcomes of a race: states of cells, reasons, standings and the verdict."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from multicard.messages import Message, code_of
 NOT_STARTED = "not started"
 IN = "in"
 OUT = "out"
-# Codes of reasons: of a cell that dropped out, and of one whose
-# full run did not reach its accuracy, or its loss
+# Codes of reasons: BEATEN for a cell that dropped out, MISSED for one whose full run did not reach
+# its target accuracy or target loss.
 BEATEN = "race.beaten"
 MISSED = ("race.missed-target", "race.missed-target-loss")
-NORMAL_95 = 1.96  # half of a 95 % interval in standard deviations
-# Why a race ended
+NORMAL_95 = 1.96  # Half of a 95 % interval in standard deviations.
+# The reasons why a race ends.
 SURE = "sure"
 CLOSE = "close"
 TIME = "time"
@@ -25,32 +25,36 @@ ENDINGS = {
     SURE: Message("race.sure", "the blocks showed one cell to be as good as any"),
     CLOSE: Message(
         "race.too-close",
-        "the best cells are too close: to order them would take as long as measuring them in full",
+        "the best cells are too close: ordering them would take as long as measuring them in full",
     ),
     TIME: Message(
         "race.time",
-        f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or all but that of the full"
-        " runs",
+        f"it has taken {MOST_SPENT:.0%} of the time of the whole grid, or only the time of the full"
+        " runs is left",
     ),
     NOTHING_LEFT: Message(
         "race.nothing-left", "further blocks would hardly show which cell is best"
     ),
     NOT_WORTH: Message(
         "race.not-worth",
-        "it would take longer than all cells of the grid in full, which are measured instead",
+        "it would take longer than measuring all cells of the grid in full, which happens instead",
     ),
     NO_CELL: Message("race.no-cell-left", "no cell is left"),
     BURSTS: Message(
-        "race.bursts", "other load came in bursts, so that short blocks cannot order the cells"
+        "race.bursts", "other load came in bursts, so short blocks cannot order the cells"
     ),
 }
 
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """confidence: of the winner being within `tolerance`, a share, of the best cell.
+    """Options of a race.
 
-    finalists: most cells that are measured in full. runs: of each.
+    Attributes:
+        confidence: the probability with which the winner is to be good enough.
+        tolerance: the share by which a good-enough cell may be slower than the best.
+        finalists: at most this many cells are measured in full.
+        runs: full runs of each finalist.
     """
 
     confidence: float = 0.95
@@ -63,11 +67,14 @@ class RaceOptions:
 class Standing:
     """A cell in the race.
 
-    state: NOT_STARTED, IN or OUT. reason: why it is out, else "". blocks: their number.
-    log_figure, error: mean and standard deviation, from its own blocks and those of cells like it.
-    The error is at least that of the mean of its full runs by how these differ; with bursts it
-    reaches its calm blocks and all runs.
-    in_full: mean log figure of its full runs.
+    Attributes:
+        state: NOT_STARTED, IN or OUT.
+        reason: why the cell is out, or "".
+        blocks: the number of its blocks.
+        log_figure: posterior mean, from its blocks and the blocks of similar cells.
+        error: standard deviation of `log_figure`. It is at least the standard error of the mean of
+            the cell's full runs. With bursts, it also covers its calm blocks and all its full runs.
+        in_full: mean log figure of its full runs.
     """
 
     cell: int
@@ -80,14 +87,12 @@ class Standing:
 
     @property
     def failed(self) -> bool:
-        """True for a cell that could not go on, or did not reach its target;
-        not for a beaten one.
-        """
+        """Return True if the cell could not go on or missed its target, False if it was beaten."""
         return self.state == OUT and code_of(self.reason) != BEATEN
 
     @property
     def missed(self) -> bool:
-        """True for a cell that was measured in full, and did not reach its target."""
+        """Return True if the cell was measured in full and missed its target."""
         return code_of(self.reason) in MISSED
 
 
@@ -95,11 +100,15 @@ class Standing:
 class RaceVerdict:
     """How a race ended.
 
-    winner: None where no cell could be measured.
-    sure: probability that it is within the tolerance of the best; 0 where bursts were found,
-    beside which no such probability holds. disturbed, blocks: blocks and full runs, of all.
-    equal: cells that differ from it by at most the tolerance, with the race's confidence; beaten
-    ones count. close: cells in the race for which neither that nor the contrary is sure.
+    Attributes:
+        winner: the best cell, or None if no cell could be measured.
+        sure: the probability that the winner is within the tolerance of the best. With bursts, no
+            such probability holds, and it is 0.
+        equal: cells within the tolerance of the winner, with the race's confidence. Beaten cells
+            count.
+        close: cells in the race for which neither that nor the opposite is sure.
+        disturbed: the number of disturbed blocks and full runs.
+        blocks: the number of all blocks and full runs.
     """
 
     winner: int | None

@@ -1,17 +1,16 @@
-"""Figures of all cells of a grid from blocks of some: a
-Gaussian process on the logarithm of the figure.
+"""Estimate the figures of all cells of a grid from blocks of some of them.
 
-The figure of a cell is the sum of the effects of its axes, of interactions of pairs of axes, and of
-an offset of its own. A block shows it with an offset of its process, the drift of its round (a
-random walk, common to all cells of the round), and its own noise. The scales of these parts
-(`DEFAULTS`) are learned by marginal likelihood with a prior around
-their defaults: what two cells cannot tell, twenty can. Those of interactions, which say what cells
-that never ran may hold, are unsure for long: draws are from a mixture of posteriors with smaller
-and larger ones.
+The model is a Gaussian process on the logarithm of the figure. A cell's figure is the sum of the
+effects of its axes, of interactions of pairs of axes, and of an offset of the cell. A block shows
+the figure with an offset of its process, the drift of its round (a random walk, common to all cells
+of the round), and noise. The scales of these parts are learned by marginal likelihood, with a prior
+around their defaults (`DEFAULTS`): twenty cells can tell what two cannot. The scales of the
+interactions decide what cells that never ran may hold, and stay unsure for long. Draws are
+therefore from a mixture of posteriors with smaller and larger ones.
 
-An estimate of a cell counts as a measurement of it, with errors that cells with the same settings
-share: estimates of one axis rest on the same pairs of runs,
-and many of them are no surer of it than a single one.
+An estimate of a cell counts as a measurement of it. Cells with the same settings share part of the
+error, because estimates of one axis rest on the same pairs of runs. Many of them are therefore no
+surer of the axis than a single one.
 """
 
 import math
@@ -26,36 +25,39 @@ from threadpoolctl import ThreadpoolController
 
 from multicard.decide.race.blocks import Block, own_noise, variances
 
-# of the level of all cells, and of the effect of an axis: next to nothing is assumed of either
+# Standard deviations of the level of all cells, and of the effect of an axis. Both are wide, so
+# that next to nothing is assumed.
 LEVEL_SD = 1.0
 AXIS_SD = 0.5
-# Scales, standard deviations of logarithms: of all interactions of pairs of axes, of a cell's
-# offset, between processes of a cell, and from a round to the next. The last is a factor on the
-# errors of blocks: a machine that is slow for seconds makes blocks
-# differ by more than the steps within them show.
+# Scales are standard deviations of logarithms: of all interactions of pairs of axes, of a cell's
+# offset, between processes of a cell, and from one round to the next. The last scale is a factor on
+# the errors of blocks: on a machine that is slow for seconds, blocks differ by more than the steps
+# within them show.
 PAIR, OWN, PROCESS, DRIFT, INFLATION = range(5)
 DEFAULTS = (0.03, 0.1, 0.01, 0.005, 1.2)
-SCALE_SPREAD = 0.7  # standard deviation of the logarithm of a scale around its default
-MOST_APART = 3.0  # that a scale's logarithm goes, as far larger ones drown the rest by rounding
-MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # on the scales of interactions
-# Processes that differ by more than this differ more in some cells than in others, which have shown
-# less of it: the scale that fits all is too small for those in front
+SCALE_SPREAD = 0.7  # Standard deviation of the logarithm of a scale around its default.
+# The logarithm of a scale moves at most this far: with larger scales, rounding drowns the rest.
+MOST_APART = 3.0
+MIXED_FACTORS = (1.0, 1 / 1.4, 1.4, 1.96)  # Factors on the scales of interactions.
+# If processes differ by more than UNEVEN, they differ more in some cells than in others. The cells
+# in front have shown less of it, so the scale that fits all cells is too small for them.
 UNEVEN = 0.03
 UNEVEN_FACTOR = 1.6
-# of an estimate's variance: common to all cells, to those alike, its own
+# Parts of an estimate's variance: common to all cells, common to similar cells, and its own.
 PRIOR_SHARES = (0.25, 0.5, 0.25)
-FRESH = 10**6  # the number of a process that has not run
-BLOCK_ERROR = 0.01  # of a block before there is one
-# standard deviations by which a block misses the estimate of its cell,
-# for its basis to be forgotten
+FRESH = 10**6  # The number of a process that has not run.
+BLOCK_ERROR = 0.01  # The error of a block before there is one.
+# If a block misses the estimate of its cell by this many standard deviations, the estimates with
+# that basis are forgotten.
 FORGOTTEN = 4.0
-FLOOR = 1e-9  # added to variances, for rounding
-# Matrices of some hundred rows: threads that wait for one another take several times as long
+FLOOR = 1e-9  # Added to variances against rounding.
+# The matrices have some hundred rows: with several threads, waiting for one another would take
+# several times as long as computing.
 on_one_thread = ThreadpoolController().wrap(limits=1, user_api="blas")
 
 
 class Prior(NamedTuple):
-    """An estimate of a cell's log figure before the race, and what it rests on."""
+    """An estimate of a cell's log figure before the race, and its basis."""
 
     mean: float
     sd: float
@@ -63,9 +65,11 @@ class Prior(NamedTuple):
 
 
 class DesignRow(NamedTuple):
-    """The figure of a cell itself, a block of one of its processes (0 or more) or an estimate of it
-    (1); or an array of each. `inflated` and `exact` are the variance of its own noise,
-    by whether the inflation applies.
+    """One row of the model: a cell's figure, a block of a process, or an estimate.
+
+    A block has a process of 0 or more, and an estimate has `estimate` 1. Fields may be arrays of
+    many rows. `inflated` and `exact` are the variance of the row's noise with and without the
+    inflation of block errors.
     """
 
     cell: Any
@@ -94,7 +98,7 @@ class Posterior:
         return float(self.mean[cell] - self.mean[other]), float(np.sqrt(max(variance, FLOOR)))
 
     def draws(self, normals: np.ndarray) -> np.ndarray:
-        """Draws (n, cells) from as many standard normal ones."""
+        """Return draws (n, cells) from as many standard normal ones."""
         jitter = (FLOOR + 1e-12 * float(np.trace(self.covariance))) * np.eye(len(self.mean))
         return self.mean + normals @ cholesky(self.covariance + jitter)  # the upper factor
 
@@ -102,13 +106,14 @@ class Posterior:
 class Model:
     """The cells of a grid before and after blocks.
 
-    effects: values of axes beyond the first of each, and 1 for the level: what the cells' figures
-    mostly follow from.
-    log_scales: as learned.
-
     Args:
         settings: of each cell, by axis.
-        priors: of each cell; None where there is none.
+        priors: of each cell, or None if it has no estimate.
+
+    Attributes:
+        effects: the number of main effects: 1 for the level, and 1 for each value of an axis after
+            the first.
+        log_scales: the logarithms of the scales, as learned.
     """
 
     def __init__(
@@ -122,11 +127,11 @@ class Model:
             np.unique([repr(own.get(axis)) for own in settings], return_inverse=True)[1]
             for axis in axes
         ]
-        # an axis with one value tells nothing apart
+        # An axis with one value distinguishes nothing.
         used = [each for each in codes if each.max() > 0]
         self.effects = 1 + sum(int(each.max()) for each in used)
         alike = sum((each[:, None] == each for each in used), np.zeros((cells, cells)))
-        # as a share of all pairs of axes
+        # The pairs of axes in which two cells agree, as a share of all pairs.
         pairs = alike * (alike - 1) / max(len(used) * (len(used) - 1), 1)
         sd = np.array([0.0 if prior is None else prior.sd for prior in priors])
         common, shared, single = PRIOR_SHARES
@@ -138,11 +143,11 @@ class Model:
         self.log_scales = self._default_log_scales
 
     def has_estimate(self, cell: int) -> bool:
-        """True for a cell with an estimate that is still believed."""
+        """Return True if the cell has an estimate that is still believed."""
         return cell in self._priors
 
     def misses(self, block: Block) -> bool:
-        """True for a block that misses the estimate of its cell by far."""
+        """Return True if the block misses the estimate of its cell by far."""
         prior = self._priors.get(block.cell)
         if prior is None:
             return False
@@ -150,7 +155,7 @@ class Model:
         return apart > FORGOTTEN * math.hypot(prior.sd, block.error, block.slowed)
 
     def forget(self, cell: int) -> None:
-        """Forget all estimates with the basis of that of a cell, which turned out to be wrong."""
+        """Forget the estimate of a cell, which was wrong, and all estimates with its basis."""
         prior = self._priors.get(cell)
         if prior is not None:
             self._priors = {
@@ -159,9 +164,7 @@ class Model:
 
     @on_one_thread
     def learn(self, blocks: Sequence[Block]) -> None:
-        """Take the scales of the highest likelihood of these
-        blocks times the scales' prior density.
-        """
+        """Learn the scales that maximize the likelihood of the blocks times the scales' prior."""
         if not blocks:
             return
         rows, figures, _ = self._seen(blocks)
@@ -189,18 +192,24 @@ class Model:
 
     @property
     def is_uneven(self) -> bool:
-        """True where processes of a cell were found to differ by far more than is usual."""
+        """True if processes of a cell were found to differ by far more than is usual."""
         return bool(self.log_scales[PROCESS] > math.log(UNEVEN))
 
     @on_one_thread
     def posterior(self, blocks: Sequence[Block]) -> Posterior:
-        """The figures of all cells."""
+        """Return the posterior of the figures of all cells."""
         return self._given(blocks, self._figures, self.log_scales)[0]
 
     @on_one_thread
     def drawn(self, blocks: Sequence[Block], normals: np.ndarray) -> tuple[Posterior, np.ndarray]:
-        """The posterior, and draws of all cells' figures (n, cells) by as many standard normal
-        ones: from posteriors with other scales of interactions, by how likely these are.
+        """Return the posterior, and draws of all cells' figures (n, cells).
+
+        The draws are from posteriors with several scales of interactions, in proportion to how
+        likely each is.
+
+        Args:
+            blocks: the measured blocks.
+            normals: standard normal draws (n, cells).
         """
         posteriors = []
         log_shares = []
@@ -218,8 +227,10 @@ class Model:
 
     @on_one_thread
     def outlook(self, blocks: Sequence[Block]) -> np.ndarray:
-        """The covariance (3 cells, 3 cells) of the cells' figures, of a further block of each
-        cell's last process, and of a block of a fresh process, both in the next round.
+        """Return the covariance (3 cells, 3 cells) of the figures and of two blocks of each cell.
+
+        The first block is of the cell's last process, the second of a new process. Both are in the
+        next round.
         """
         ahead = max((block.round for block in blocks), default=0) + 1
         last = {block.cell: block.process for block in blocks}
@@ -240,9 +251,7 @@ class Model:
     def _given(
         self, blocks: Sequence[Block], asked: Sequence[DesignRow], log_scales: np.ndarray
     ) -> tuple[Posterior, float]:
-        """Other figures given the blocks and the estimates,
-        and the logarithm of their likelihood.
-        """
+        """Return the posterior of other rows given blocks and estimates, and the log likelihood."""
         rows, figures, level = self._seen(blocks)
         factor = cholesky(self._covariance(rows, rows, log_scales), lower=True)
         shared = np.column_stack((figures, self._covariance(rows, asked, log_scales)))
@@ -254,7 +263,7 @@ class Model:
         return Posterior(level + known.T @ shown, covariance), log_likelihood
 
     def _seen(self, blocks: Sequence[Block]) -> tuple[list[DesignRow], np.ndarray, float]:
-        """Estimates and blocks, how far each is above a level, and that level."""
+        """Return the rows of estimates and blocks, their figures above a level, and the level."""
         rows = [DesignRow(cell, estimate=1.0) for cell in self._priors]
         for block, variance in zip(blocks, variances(blocks), strict=True):
             inflated, exact = (0.0, variance) if block.is_full else (variance, 0.0)
@@ -274,8 +283,10 @@ class Model:
     def _between(
         self, rows: Sequence[DesignRow], columns: Sequence[DesignRow]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The covariance of rows (n, m): what no scale changes,
-        and what each scale's square multiplies (5, n, m).
+        """Return the covariance of rows and columns in two parts.
+
+        The first (n, m) depends on no scale. The second (5, n, m) is multiplied by each scale's
+        square.
         """
         down, across = (
             DesignRow(*np.array(each, float).reshape(-1, len(DesignRow._fields)).T)

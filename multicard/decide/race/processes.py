@@ -1,5 +1,6 @@
-"""Processes of a race: cells that are started as probes, train a block when they are told to,
-and pause.
+"""The processes of a race: each trains a block of its cell when asked, then pauses.
+
+They start as probes (`probe.enabled`), in folders of their own.
 """
 
 import os
@@ -25,14 +26,14 @@ from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, Running
 
 POLL_S = 0.02
-# a paused cell is quiet below this share of a core
+# A paused cell is quiet once it uses less than this share of a core, measured over QUIET_S.
 QUIET_S = 0.1
 QUIET_SHARE = 0.2
-QUIET_WITHIN_S = 5.0
+QUIET_WITHIN_S = 5.0  # The race waits at most this long for a paused cell to become quiet.
 
 
 class CellEndedError(Exception):
-    """The process of a cell has ended by itself; its record says why."""
+    """The process of a cell ended by itself. The record of its run says why."""
 
     def __init__(self, run: RecordedRun) -> None:
         super().__init__(run.status)
@@ -41,14 +42,16 @@ class CellEndedError(Exception):
 
 @dataclass
 class CellProcess:
-    """A process of a cell, as a probe in a folder of its own;
-    `number` is its own in the whole race.
+    """A process of a cell, which runs as a probe in a folder of its own.
 
-    last: what its ranks wrote when they last paused. step_s: of its steps; None before it has
-    trained. start_s,
-    block_s: seconds of its start, and of its last block with all that is not measured. ran_at_s:
-    when it last paused.
-    busy: share of this machine's cores that others had in its last block.
+    Attributes:
+        number: unique in the whole race.
+        last: the block that its ranks wrote when they last paused.
+        step_s: seconds of a step, or None before the process has trained.
+        start_s: seconds that its start took.
+        block_s: seconds of its last block, including the steps that are not measured.
+        ran_at_s: clock time of its last pause.
+        busy: share of this machine's cores that other processes used during its last block.
     """
 
     cell: Cell
@@ -65,13 +68,18 @@ class CellProcess:
     busy: float = 0.0
 
     def run_block(self, block_s: float) -> MeasuredBlock:
-        """Train so that `block_s` seconds are measured, and a few steps at least, or until it ends
-        (`wait`). A process that has not trained yet does a few steps first,
-        which tell how many make a block.
+        """Train until about `block_s` seconds are measured, but at least a few steps.
+
+        A process that has not trained yet first does a few steps, whose time decides how many steps
+        make a block.
+
+        Raises:
+            CellEndedError: the process ended before (`wait`).
         """
         began_s = clock_s()
         step_s = self._train(0.0, 1.0).mean_step_s if self.step_s is None else self.step_s
-        load = LoadMeter()  # of others than the race: its cells that wait are its own
+        # This meters processes outside of the race: its waiting cells are this process's children.
+        load = LoadMeter()
         measured = self._train(block_s, step_s)
         self.busy = busy_cores(load.end()) / len(os.sched_getaffinity(0))
         self.step_s = measured.mean_step_s
@@ -80,7 +88,7 @@ class CellProcess:
         return measured
 
     def _train(self, seconds: float, step_s: float) -> MeasuredBlock:
-        """Train until `seconds` seconds are measured, by steps of `step_s`."""
+        """Train until `seconds` seconds are measured, if a step takes `step_s`."""
         assert self.board is not None and self.last is not None
         while True:
             steps = readings.steps_for(seconds, step_s, self.last.skips, self.last.steps_per_epoch)
@@ -90,7 +98,7 @@ class CellProcess:
                 return measured
 
     def wait(self) -> MeasuredBlock:
-        """Wait until its ranks pause; a CellEndedError where it ends before."""
+        """Wait until the ranks pause. Raise CellEndedError if the process ends before."""
         while (measured := self.reader.next()) is None:
             if self.running.has_ended():
                 raise CellEndedError(self.executor.collect(self.running))
@@ -99,7 +107,7 @@ class CellProcess:
         return measured
 
     def end(self) -> None:
-        """Have it end, as a probe does."""
+        """Make the process end, as a probe ends, and wait for it."""
         if self.board is not None and self.last is not None:
             if not self.last.step:
                 self.board.run_to(1)
@@ -109,7 +117,7 @@ class CellProcess:
         self.executor.running.remove(self.running)
 
     def wait_until_quiet(self) -> None:
-        """Wait until its loader's workers have filled their queues, and nothing of it computes."""
+        """Wait until its loader's workers have filled their queues, and nothing computes."""
         ends_s = clock_s() + QUIET_WITHIN_S
         before_s = self._cpu_s()
         used_s = QUIET_S
@@ -119,16 +127,16 @@ class CellProcess:
             used_s, before_s = now_s - before_s, now_s
 
     def _cpu_s(self) -> float:
-        """CPU time of its processes."""
+        """Return the CPU time of all its processes, in seconds."""
         total_s = 0.0
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(self.running.pid).children(recursive=True):
-                total_s += sum(process.cpu_times()[:2])  # user and system
+                total_s += sum(process.cpu_times()[:2])  # User and system time.
         return total_s
 
 
 def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
-    """The cell as it is raced, a probe, or as it is measured in full."""
+    """Return the cell as it is raced (a probe), or as it is measured in full."""
     cfg = deepcopy(cell.cfg)
     config = cell.config
     figure = cell.config.race.figure if is_probe else None
@@ -146,13 +154,14 @@ def as_run(cell: Cell, repetition: int, is_probe: bool) -> Cell:
 
 
 def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> CellProcess:
-    """Start a process of a cell, as a probe, and wait until its ranks are ready to train; a
-    CellEndedError where it
-    ended before: refused, or out of memory.
+    """Start a process of a cell as a probe, and wait until its ranks are ready to train.
+
+    Raises:
+        CellEndedError: the process was refused or ran out of memory.
     """
     began_s = clock_s()
     (cell.folder / "result.json").unlink(missing_ok=True)
-    for path in cell.folder.glob("blocks/*.jsonl"):  # of a process that was killed
+    for path in cell.folder.glob("blocks/*.jsonl"):  # A killed process may have left some.
         path.unlink()
     process = CellProcess(
         cell, number, executor, executor.start(cell, share), BlockReader(cell.folder)
@@ -165,32 +174,34 @@ def start(executor: Executor, cell: Cell, number: int, share: MachineShare) -> C
 
 @contextmanager
 def whole_machine(config: RunConfig) -> Iterator[MachineShare]:
-    """Lease all GPUs and cores of this machine, once other commands have given theirs back."""
-    on = MachineShares()
-    whole = replace(config, exclusive=None)
-    while (share := on.take(whole)) is None:
+    """Lease all GPUs and cores of this machine, once other commands have returned theirs."""
+    shares = MachineShares()
+    whole_machine_config = replace(config, exclusive=None)
+    while (share := shares.take(whole_machine_config)) is None:
         pause(LEASES_POLL_S)
     try:
         yield share
     finally:
-        on.give_back(share)
+        shares.give_back(share)
 
 
 def free_bytes(on_gpus: bool) -> int:
-    """Memory that a process can still have: of the host, or of the GPU that has least;
-    0 where NVML does not say.
+    """Return the free memory of the host, or of the GPU that has least, in bytes.
+
+    0 if NVML does not report the memory of a GPU.
     """
     if not on_gpus:
         return memory.available_memory_bytes()
     with devices.nvml() as library:
         if library is None:
             return 0
-        handles = [
-            devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
-            for uuid in devices.visible_gpus()
-        ]
-        told = [
-            handle and devices.ask(library, library.nvmlDeviceGetMemoryInfo, handle)
-            for handle in handles
-        ]
-        return min((0 if each is None else each.free for each in told), default=0)
+        free = list[int]()
+        for uuid in devices.visible_gpus():
+            handle = devices.ask(library, library.nvmlDeviceGetHandleByUUID, uuid)
+            if handle is None:
+                return 0
+            gpu_memory = devices.ask(library, library.nvmlDeviceGetMemoryInfo, handle)
+            if gpu_memory is None:
+                return 0
+            free.append(gpu_memory.free)
+        return min(free, default=0)

@@ -9,27 +9,26 @@ Everything is decided by draws of all cells' figures from the posterior (`poster
   (`next_blocks`): of a running cell, of a fresh process, or of a cell that never ran, which tells
   about all cells like it.
 - A cell drops out when it is beaten. The posterior probability that a cell is the best is a
-  martingale: however often one looks, the best cell drops out with at most the sum of these
-      probabilities at the times at which cells dropped
-  out. The sum stays below `elimination.DROP_SHARE` of 1 - confidence; one look may spend a quarter
-  of what is left.
+  martingale. However often one looks, the best cell drops out with at most the sum of these
+  probabilities at the times at which cells dropped out. The sum stays below a share of
+  1 - confidence (`elimination.DROP_SHARE`). One look may spend a quarter of the rest.
 - The race is over when, but for a share of 1 - confidence, no cell is better than the best finalist
   by more than the tolerance. The share grows with the race's time (`budget.MISS_SHARES`, over SPENT
   of the grid's time); the rest is for machines that differ from the model. Several finalists end it
   where cells are too close, or once the race, since they would have been enough, took as long as
   the full runs that a single finalist would save.
-- The finalists then run in full, `runs` times each, by turns in fresh processes. Full runs count
+- The finalists then run in full, `runs` times each, alternating, in new processes. Full runs count
   like blocks.
 - A race that would take longer than its grid measures the grid instead.
 - Each process runs a second block once all of its round have run their first: a burst of load slows
   one of them.
-- A block is disturbed where others had the machine, or where it is far slower than another of its
-  cell. Its error grows by as much. Its cell gets another block, and returns where it had dropped
-  out by such blocks.
-- Slow blocks of one cell are its own spells (`disturbance`); it has a variance of its own
+- A block is disturbed if other processes used the machine, or if it is far slower than another of
+  its cell. Its error grows accordingly. Its cell gets another block, and returns if such blocks had
+  made it drop out.
+- Slow blocks of one cell are its own spells (`disturbance`). Such a cell has a variance of its own
   (`blocks`).
-- Where many blocks are disturbed, nothing is sure any more: as
-  many cells as the grid's time allows run in full.
+- If many blocks are disturbed, nothing is sure any more: as many cells as the grid's time allows
+  run in full.
 """
 
 import math
@@ -65,24 +64,25 @@ from multicard.decide.race.outcome import (
 from multicard.decide.race.posterior import Block, Model, Prior
 from multicard.messages import Message
 
-PROCESSES = 3  # of a cell before the finals
-CELLS_AN_EFFECT = 3  # cells that a race starts for each value of an axis beyond the first
-UNEVEN_FINALISTS = 6  # most of them where processes of a cell differ
-IN_FRONT = 3  # cells that run in two processes at least, before the race says that it is sure
-TRIES = 4  # most blocks of a cell that are repeated because all others were disturbed
+PROCESSES = 3  # At most this many processes of a cell run before the finals.
+CELLS_AN_EFFECT = 3  # The race starts this many cells for each value of an axis after the first.
+UNEVEN_FINALISTS = 6  # At most this many finalists run if processes of a cell differ.
+IN_FRONT = 3  # This many leading cells run in two processes before the race says it is sure.
+TRIES = 4  # A cell whose blocks were all disturbed runs at most this many.
 
 
 class Race:
-    """A race between cells, by the figures of their blocks, from which all decisions follow: a race
-    which is told the blocks of an earlier one goes on from there.
+    """A race between cells. All decisions follow from the figures of their blocks.
+
+    A race that gets the blocks of an earlier race therefore resumes it.
 
     Args:
         settings: of each cell, by axis.
         priors: of each cell's log figure, or None.
 
     Attributes:
-        fresh: cells of the last round that end their process and start another. ending: why it is
-            over, one of ENDINGS; "" before.
+        fresh: cells of the last round that end their process and start another.
+        ending: why the race is over, one of ENDINGS, or "" before.
         finalists: the cells that are then measured in full.
     """
 
@@ -102,11 +102,14 @@ class Race:
         self._normals = np.random.default_rng(seed).standard_normal((DRAWS, self._count))
         self._tolerance = -math.log1p(-self.options.tolerance)
         self._blocks: list[Block] = []
-        self._told: list[Block] = []  # the blocks, with how much others slowed them
-        self._counted: list[Block] = []  # those of them by which cells are judged
+        self._estimated_blocks: list[
+            Block
+        ] = []  # The blocks, with how much other load slowed each.
+        self._counted_blocks: list[Block] = []  # The blocks by which cells are judged.
         self._outs = Elimination(self.options.confidence)
-        self._full: dict[int, list[float]] = {}  # log figures of full runs, by cell
-        self._enough_s: dict[int, float] = {}  # by number of finalists, since when they are enough
+        self._full: dict[int, list[float]] = {}  # Log figures of full runs, by cell.
+        # When each number of finalists became enough, in seconds of the race.
+        self._enough_s: dict[int, float] = {}
         self._rounds = self._finals = self._learned_from = 0
         self.costs()
 
@@ -117,23 +120,21 @@ class Race:
         full_s: float = FULL_S,
         raced_s: float = 0.0,
     ) -> None:
-        """Set the seconds of a start, a block, a full run with its start,
-        and of the race so far.
-        """
+        """Set the seconds of a start, a block, a full run with its start, and the race so far."""
         cells = self._count
         runs = self.options.runs
         self._budget = Budget(cells, runs, start_s, block_s, full_s, raced_s)
 
     @property
     def round(self) -> int:
-        """Number of the last round of `next_round`; its blocks have it."""
+        """Number of the last round that `next_round` returned; its blocks carry it."""
         return self._rounds - 1
 
     def next_round(self) -> list[int]:
-        """The cells that run next, a block each in this order; none when the race is over.
+        """Return the cells that run next, a block each in this order; none when the race is over.
 
-        Those without a process are started before the first block,
-        so that the blocks follow one another closely.
+        Cells without a process are started before the first block, so that the blocks follow one
+        another closely.
         """
         self.fresh = frozenset()
         if self.ending:
@@ -154,9 +155,7 @@ class Race:
         return cells
 
     def end_in_rounds(self) -> None:
-        """End the race because of bursts: the likeliest cells run in full,
-        as many as the grid's time allows.
-        """
+        """End the race because of bursts: the likeliest cells run in full, as time allows."""
         self._outs.take_all_back()
         look = self._look()
         if look is None:
@@ -168,13 +167,17 @@ class Race:
         self.end(BURSTS, alive[np.argsort(-hopes[alive])][:most].tolist())
 
     def widen(self, full_runs: Sequence[Block]) -> bool:
-        """End in rounds after all where the finalists' full runs show bursts; their runs count
-        among those of the rounds. True where there are more runs to measure.
+        """End in rounds after all if the finalists' full runs show bursts.
+
+        Their runs then count among the runs of the rounds.
+
+        Returns:
+            True if there are more runs to measure.
         """
         if self.ending in (BURSTS, NOT_WORTH):
             return False
-        runs = [replace(each, is_full=True) for each in full_runs]
-        if not disturbance.are_bursts(disturbance.told([*self._blocks, *runs])):
+        runs = [replace(run, is_full=True) for run in full_runs]
+        if not disturbance.are_bursts(disturbance.with_slowdowns([*self._blocks, *runs])):
             return False
         before = self.final_runs
         first = [cell for cell in self.finalists if cell not in self._outs.reasons]
@@ -187,33 +190,30 @@ class Race:
 
     @property
     def bursts(self) -> bool:
-        """True once so many blocks, or full runs, were disturbed
-        that no figure of the race is trusted by itself.
-        """
-        return self.ending == BURSTS or disturbance.are_bursts(self._told)
+        """True once so many blocks or full runs were disturbed that no figure is trusted alone."""
+        return self.ending == BURSTS or disturbance.are_bursts(self._estimated_blocks)
 
     def end(self, ending: str, finalists: Sequence[int]) -> None:
         """End the race, as `next_round` does, or as an earlier command ended it."""
         if ending == BURSTS:
             self._outs.take_all_back()
-            self._counted = self._told
+            self._counted_blocks = self._estimated_blocks
         self.ending = ending
         self.finalists = tuple(finalists)
         self._finals = self._rounds
 
     @property
     def gives_up(self) -> bool:
-        """True where, by the first round, the starts, two blocks of each and the fewest full runs
-        take longer than the whole grid.
+        """True if the shortest race would take longer than the whole grid, seen in the first round.
+
+        It needs the starts, two blocks of each cell, and the fewest full runs.
         """
         started = min(self._count, CELLS_AN_EFFECT * self._model.effects)
         return self._rounds <= 1 and self._budget.is_not_worth(started)
 
     @property
     def most_s(self) -> float:
-        """Seconds after which the race ends undecided: the full runs
-        of one cell fit into the grid's time after it.
-        """
+        """Seconds after which the race ends undecided, with time left for one cell's full runs."""
         return self._budget.most_s
 
     @property
@@ -225,7 +225,7 @@ class Race:
         return list(product(turns, self.finalists))
 
     def add(self, block: Block) -> None:
-        """Take a block that ran."""
+        """Add a measured block."""
         if not (
             math.isfinite(block.log_figure) and math.isfinite(block.error) and block.error >= 0
         ):
@@ -233,19 +233,27 @@ class Race:
             return
         self._rounds = max(self._rounds, block.round + 1)
         self._blocks.append(block)
-        self._told = disturbance.told(self._blocks)
-        self._counted = self._told if self.bursts else disturbance.counted(self._told)
-        calm = [each for each in self._told if each.cell == block.cell and not each.slowed]
-        if len(calm) > 1 and all(self._model.misses(each) for each in calm):
+        self._estimated_blocks = disturbance.with_slowdowns(self._blocks)
+        self._counted_blocks = (
+            self._estimated_blocks
+            if self.bursts
+            else disturbance.blocks_for_figures(self._estimated_blocks)
+        )
+        calm = [
+            other
+            for other in self._estimated_blocks
+            if other.cell == block.cell and not other.slowed
+        ]
+        if len(calm) > 1 and all(self._model.misses(other) for other in calm):
             self._model.forget(block.cell)
 
     def add_full(self, block: Block) -> None:
-        """Take a full run of a finalist, as a block of a new process."""
+        """Add a full run of a finalist, as a block of a new process."""
         self.add(replace(block, is_full=True))
         self._full.setdefault(block.cell, []).append(block.log_figure)
 
     def out(self, cell: int, reason: str) -> None:
-        """Take a cell out that cannot go on: failed, out of memory, diverged."""
+        """Take out a cell that cannot go on: it failed, ran out of memory, or diverged."""
         self._outs.out(cell, reason)
 
     @property
@@ -253,7 +261,7 @@ class Race:
         """All cells, in their order."""
         if self._full:
             self._learn()
-        posterior = self._model.posterior(self._counted)
+        posterior = self._model.posterior(self._counted_blocks)
         blocks = np.bincount([block.cell for block in self._blocks], minlength=self._count)
         return [
             Standing(
@@ -275,29 +283,34 @@ class Race:
         ]
 
     def _error(self, cell: int, mean: float, sd: float) -> float:
-        """The standard deviation of a cell's figure,
-        no smaller than what its full runs say by themselves.
+        """Return the standard deviation of a cell's figure.
+
+        It is at least the standard error that the cell's full runs show by themselves.
         """
         full = self._full.get(cell, [])
         if len(full) > 1:
             sd = max(sd, float(np.std(full, ddof=1)) / math.sqrt(len(full)))
         if self.bursts:
-            calm = [each.log_figure for each in self._told if each.cell == cell and not each.slowed]
+            calm = [
+                block.log_figure
+                for block in self._estimated_blocks
+                if block.cell == cell and not block.slowed
+            ]
             sd = max(sd, *(abs(figure - mean) / NORMAL_95 for figure in [mean, *full, *calm]))
         return sd
 
     def verdict(self) -> RaceVerdict:
-        """The winner among the finalists by all that was measured, and how sure that is."""
+        """Return the winner among the finalists by all measurements, and how sure it is."""
         self._learn()
         look = self._look(self._outs.beaten)
         cells = [cell for cell in self.finalists if cell not in self._outs.reasons]
         if look is None or not cells:
             return RaceVerdict(None, 0.0)
-        # Of means of full runs alone, that of a noisy cell would be the best too often
+        # By the mean of its full runs alone, a noisy cell would be the best too often.
         measured = [cell for cell in cells if cell in self._full] or cells
         winner = max(measured, key=lambda cell: look.posterior.mean[cell])
-        disturbed = sum(block.slowed > 0 for block in self._told)
-        blocks = len(self._told)
+        disturbed = sum(block.slowed > 0 for block in self._estimated_blocks)
+        blocks = len(self._estimated_blocks)
         if self.bursts:
             return RaceVerdict(winner, 0.0, disturbed=disturbed, blocks=blocks)
         ran = sorted({block.cell for block in self._blocks} - self._outs.failed)
@@ -306,7 +319,7 @@ class Race:
             cell: [(side * self._tolerance - mean) / sd for side in (-1, 1)]
             for cell, (mean, sd) in apart.items()
         }
-        # within the tolerance
+        # The probability of being within the tolerance of the winner.
         near = {cell: float(ndtr(high) - ndtr(low)) for cell, (low, high) in ends.items()}
         confidence = self.options.confidence
         equal = tuple(cell for cell, probability in near.items() if probability >= confidence)
@@ -318,10 +331,10 @@ class Race:
         return RaceVerdict(winner, sure, equal, close, disturbed, blocks)
 
     def _learn(self) -> None:
-        """Learn the scales from all blocks and full runs, unless that is done."""
+        """Learn the scales from all blocks and full runs, unless that was done."""
         if self._learned_from != len(self._blocks):
             self._learned_from = len(self._blocks)
-            self._model.learn(self._counted)
+            self._model.learn(self._counted_blocks)
 
     def _alive(self) -> np.ndarray:
         return np.array([cell not in self._outs.reasons for cell in range(self._count)])
@@ -331,20 +344,18 @@ class Race:
         return sorted({block.cell for block in self._blocks} - self._outs.reasons.keys())
 
     def _look(self, beaten: Sequence[int] = ()) -> Look | None:
-        """The cells that are in, with some of those that dropped out;
-        None where no cell is left.
-        """
+        """Look at the cells that are in, and at these beaten ones; None if no cell is left."""
         alive = self._alive()
         alive[[*beaten]] = True
         if not alive.any():
             return None
-        posterior, draws = self._model.drawn(self._counted, self._normals)
+        posterior, draws = self._model.drawn(self._counted_blocks, self._normals)
         draws = np.where(alive, draws, -np.inf)
         enough = draws >= draws.max(axis=1, keepdims=True) - self._tolerance
         return Look(posterior, enough, draws.argmax(axis=1))
 
     def _round(self, look: Look) -> tuple[list[int], str]:
-        """The cells of the next round; none, and the reason, where the race ends."""
+        """Return the cells of the next round, or none and the reason if the race ends."""
         if self.gives_up:
             return [], NOT_WORTH
         if self.bursts:
@@ -370,56 +381,61 @@ class Race:
         return cells, "" if cells else NOTHING_LEFT
 
     def _twice(self, cells: list[int]) -> list[int]:
-        """The cells of a round; those that start a process run a second block after all others."""
+        """Add a second block, after all others, for each cell of a round that starts a process."""
         running = {*self._started()} - self.fresh
         return cells + [cell for cell in cells if cell not in running] if len(cells) > 1 else cells
 
     def _again(self) -> list[int]:
-        """Cells of which no block can be trusted yet: all were disturbed,
-        or the only calm one misses its estimate.
+        """Return the cells without a block that can be trusted.
+
+        All blocks of such a cell were disturbed, or its only calm one misses its estimate.
         """
         again = list[int]()
         for cell in self._started():
-            own = [block for block in self._told if block.cell == cell]
-            calm = [block for block in own if not block.slowed]
+            cell_blocks = [block for block in self._estimated_blocks if block.cell == cell]
+            calm = [block for block in cell_blocks if not block.slowed]
             doubtful = not calm or (len(calm) == 1 and self._model.misses(calm[0]))
-            if doubtful and len(own) < TRIES:
+            if doubtful and len(cell_blocks) < TRIES:
                 again.append(cell)
         return again
 
     def _of_one_process(self, look: Look) -> list[int]:
-        """Cells in front that ran in a single process,
-        of which one cannot tell by how much processes differ.
+        """Return the leading cells that ran in a single process.
+
+        How much their processes differ is not known.
         """
         front = sorted(self._started(), key=lambda cell: -look.posterior.mean[cell])[:IN_FRONT]
         processes = {
-            cell: {block.process for block in self._told if block.cell == cell} for cell in front
+            cell: {block.process for block in self._estimated_blocks if block.cell == cell}
+            for cell in front
         }
         return [cell for cell in front if len(processes[cell]) < 2]
 
     def _take_back(self, look: Look, leader: int) -> None:
-        """Beaten cells return that may be the best after all: as their blocks turned out to be
-        disturbed, or processes to differ.
+        """Return beaten cells to the race that may be the best after all.
+
+        Their blocks turned out to be disturbed, or processes turned out to differ.
         """
         for cell in self._outs.beaten:
-            own = [block for block in self._told if block.cell == cell]
-            if not self._model.is_uneven and not any(block.slowed for block in own):
+            cell_blocks = [block for block in self._estimated_blocks if block.cell == cell]
+            if not self._model.is_uneven and not any(block.slowed for block in cell_blocks):
                 continue
-            calm = sum(not block.slowed for block in own)
+            calm = sum(not block.slowed for block in cell_blocks)
             if self._outs.may_be_best(look.posterior.difference(leader, cell), calm):
                 self._outs.take_back(cell)
 
     def _drop(self, look: Look, leader: int) -> None:
         """Drop beaten cells. A single block does not outweigh what records say of its cell."""
-        calm = Counter(block.cell for block in self._told if not block.slowed)
+        calm = Counter(block.cell for block in self._estimated_blocks if not block.slowed)
         cells = [
             cell for cell in self._started() if calm[cell] > 1 or not self._model.has_estimate(cell)
         ]
         self._outs.drop(look.posterior, leader, cells, calm)
 
     def _worth_ending(self, look: Look) -> str:
-        """Why to end: the time is over, one finalist is enough,
-        or several are cheaper than going on; else empty.
+        """Return why the race should end now, or "" if it should go on.
+
+        Either its time is over, or one finalist is enough, or several cost less than going on.
         """
         raced_s = self._budget.raced_s
         if raced_s >= self._budget.most_s:
@@ -434,25 +450,24 @@ class Race:
         return ""
 
     def _finalists(self) -> int:
-        """Most finalists whose full runs fit into what is left of the grid's time, one at least."""
+        """Return how many finalists' full runs fit into the rest of the grid's time, at least 1."""
         most = UNEVEN_FINALISTS if self._model.is_uneven else self.options.finalists
         return max(1, min(most, self._budget.finalists_that_fit))
 
     def _accepted_risk(self) -> float:
-        """Probability of missing the best cell at which the race ends."""
+        """Return the probability of missing the best cell at which the race ends."""
         return self._budget.accepted_risk_share * (1 - self.options.confidence)
 
     def _chosen(self, look: Look | None, most: int) -> tuple[int, ...]:
-        """The fewest cells, at most `most`, that contain a good-enough one at the accepted risk;
-        the best first.
+        """Return the fewest cells that contain a good-enough one at the accepted risk.
+
+        The best comes first. At most `most` cells are returned.
         """
         return () if look is None else look.fewest(self._started(), most, self._accepted_risk())
 
     def _telling(self, look: Look, leader: int) -> list[int]:
-        """The cells whose next blocks tell most about how far the leader's rivals are from it;
-        sets `fresh`.
-        """
-        covariance = self._model.outlook(self._counted)
+        """Return the cells whose next blocks tell most about the leader's rivals; set `fresh`."""
+        covariance = self._model.outlook(self._counted_blocks)
         mass = look.rivals(leader)
         picked = next_blocks.most_telling(covariance, leader, mass, *self._turns())
         self.fresh = frozenset(turn % self._count for turn in picked if turn >= self._count) & {
@@ -461,8 +476,9 @@ class Race:
         return [turn % self._count for turn in picked]
 
     def _turns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Blocks that can run, first of running and then of fresh processes (2 cells,),
-        and their seconds.
+        """Return the blocks that can run (2 cells,), and their seconds.
+
+        Blocks of running processes come first, then blocks of new processes.
         """
         alive = self._alive()
         running = np.zeros(self._count, bool)

@@ -23,10 +23,20 @@ from multicard.messages import Refusal
 from multicard.records.separated_text import decoded
 
 JSON = (".json", ".jsonl", ".ndjson")
+
+
+def _zstd_decompressed(content: bytes) -> bytes:
+    """The content of frames of zstd. Python has a reader of its own from 3.14 on."""
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(pa.BufferReader(content), "zstd").read()
+
+
 OPENERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
     ".bz2": bz2.decompress,
     ".xz": lzma.decompress,
+    ".zst": _zstd_decompressed,
 }
 
 

@@ -22,7 +22,7 @@ from multicard.records.part_names import PartKind, PartName
 KEY = "dataset.data_files"
 TEST_KEY = "dataset.test_files"  # Takes the same values; refusals name it in place of KEY.
 KINDS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow")
-COMPRESSED = (".gz", ".bz2", ".xz")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 GLOB = re.compile(r"[*?\[]")
 HASH = re.compile(r"-[0-9a-f]{16}$")  # As in train-00000-of-00002-a09b74b3ef9c3b56.parquet.
 ARROW_STATE = "state.json"  # Lists the files of a data set that `save_to_disk` wrote.

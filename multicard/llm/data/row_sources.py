@@ -15,7 +15,15 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig, SyntheticConfig
 from multicard.llm import methods
 from multicard.llm.data import columns as names
-from multicard.llm.data import held_out_rows, hub, learnt_rows, pairs, roles, templates
+from multicard.llm.data import (
+    held_out_rows,
+    hub,
+    learnt_rows,
+    pairs,
+    roles,
+    table_headers,
+    templates,
+)
 from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
@@ -110,6 +118,7 @@ def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
             value=value,
         )
     names.check_named(data.columns, f"{key}={value}", rows)
+    table_headers.check_headers(config, data, stored, key)
     splits = split_rows(rows, data.columns)
     candidates: Sequence[int] = range(len(rows)) if splits is None else splits.train
     available = len(candidates)
@@ -194,6 +203,7 @@ def _test_rows(config: LlmConfig, data: StoredTextConfig) -> tuple[HeldOutRows, 
             key=TEST_KEY,
             value=place,
         )
+    table_headers.check_headers(config, data, stored, TEST_KEY)
     rows = dict(enumerate(stored.rows))
     splits = split_rows(stored.rows, data.columns)
     ignored_rows = Counter[str]()

@@ -1,5 +1,6 @@
-"""The input of a loader (`LoaderInput`), its output (`Input`, `Batch`),
-and copies beside the training stream.
+"""The input and output of loaders, and copies to the device on a stream beside the training stream.
+
+A loader takes a `LoaderInput`. It gives an `Input`, an iterable of `Batch`.
 """
 
 from collections import deque
@@ -17,13 +18,12 @@ from multicard.vision.data.splits import RankSampler, Split
 
 
 class Batch(NamedTuple):
-    """Images and labels, on the host or on the device,
-    and the bytes that cross to the device for them.
+    """Images and labels, on the host or the device, and how many bytes cross to the device.
 
-    images: (B, 3, S, S), or (B, 1, S, S) for grey images, expanded on the device; labels: (B,),
-    int64.
-    ready: the end of their copy to the device, where that
-    runs beside the training stream; see `wait`.
+    Attributes:
+        images: (B, 3, S, S). Grey images may be (B, 1, S, S) and are expanded on the device.
+        labels: (B,), int64. ready: The end of their copy to the device if it runs beside the
+        training stream; see `wait`.
     """
 
     images: torch.Tensor
@@ -33,16 +33,20 @@ class Batch(NamedTuple):
     ready: "torch.cuda.Event | None" = None
 
     def wait(self) -> None:
-        """Have the current stream, not the host, wait until the batch is on the device.
-        Call it before any use.
+        """Make the current stream, not the host, wait until the batch is on the device.
+
+        Call it before any use of the batch.
         """
         if self.ready is not None:
             self.ready.wait()
 
 
 class Input(Protocol):
-    """A loader's batches. `facts` go into the record;
-    `setup_bytes` crossed to the device before the first batch.
+    """The batches of a loader.
+
+    Attributes:
+        facts: What the record says about the loader.
+        setup_bytes: How many bytes cross to the device before the first batch.
     """
 
     facts: dict[str, Any]
@@ -55,12 +59,13 @@ class Input(Protocol):
 class LoaderInput:
     """The input of a loader.
 
-    sampler: yields draws, the epoch times the split's size plus the index of a sample.
-    transfer: the type of the images that cross to the device.
-    pin: use page-locked host memory.
-    training: augment, where that is configured.
-    sharded: in an epoch this rank reads its own part of the split alone.
-    compiled: code may be compiled, of full batches, for what is prepared on a GPU.
+    Attributes:
+        sampler: Yields draws: the epoch times the size of the split, plus the index of a sample.
+        transfer: The type of the images that cross to the device.
+        pin: Use page-locked host memory.
+        training: Augment the images, if configured.
+        sharded: In each epoch, this rank reads only its own part of the split.
+        compiled: The preparation of full batches on a GPU may be compiled.
     """
 
     split: Split
@@ -76,18 +81,18 @@ class LoaderInput:
     compiled: bool = False
 
     def batches(self) -> list[np.ndarray]:
-        """The draws of the batches of an epoch, (B,) each; the last may be short."""
+        """Return the draws of each batch of an epoch, (B,) each. The last batch may be smaller."""
         draws = np.fromiter(self.sampler, np.int64)
         size = self.batch_size
         return [draws[first : first + size] for first in range(0, len(draws), size)]
 
     def augmented(self, raw: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-        """The images of these draws, (B, H, W, ...), cut out where augmentation is configured."""
+        """Augment the images of these draws, (B, H, W, ...), if configured."""
         windows = self.windows(draws)
         return raw if windows is None else preprocess.cut_out(windows, raw)
 
     def windows(self, draws: np.ndarray) -> preprocess.Windows | None:
-        """The windows that augmentation cuts out of these draws; None without augmentation."""
+        """Return the windows that augmentation cuts out for these draws, or None if it is off."""
         config = self.config.dataset
         if not (self.training and config.augment):
             return None
@@ -100,53 +105,54 @@ class LoaderInput:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream for what runs beside training.
+    """Return the stream for work that runs beside training.
 
-    One for all loaders and epochs: the allocator keeps freed memory by stream,
-    so a new stream allocates anew.
+    All loaders and epochs share it: the allocator keeps freed memory per stream, so a new stream
+    would allocate its memory anew.
     """
     return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True)
-class Making:
-    """A batch whose memory is being filled.
+class PendingBatch:
+    """A batch whose memory is still being filled.
 
-    pieces: each makes its part of the batch, or waits until it is made.
-    done: True once the batch is complete.
+    Attributes:
+        pieces: Each call makes its part of the batch, or waits until it is made.
+        done: Tells whether the batch is complete.
     """
 
     batch: Batch
     pieces: list[Callable[[], None]] = field(default_factory=list)
     done: Callable[[], bool] = lambda: True
 
-    def finished(self) -> Batch:
+    def complete(self) -> Batch:
         for piece in self.pieces:
             piece()
         return self.batch
 
 
-def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batch]:
+def copy_ahead(pending_batches: Iterator[PendingBatch], device: torch.device) -> Iterator[Batch]:
     """Copy page-locked batches to the device, each while the step before it runs.
 
-    The host waits for no copy: users of a batch call `Batch.wait`. There are two batches at a time
-    on the device, the one of the step and the next, in memory of the training stream.
+    The host waits for no copy: users of a batch call `Batch.wait`. Two batches are on the device at
+    a time, the current one and the next, in memory of the training stream.
     """
     training = torch.cuda.current_stream(device)
     side = side_stream(device)
-    copying: deque[tuple[Any, Batch]] = deque()  # keeps the host's memory until it was read
+    copying: deque[tuple[Any, Batch]] = deque()  # Keeps host memory alive until it was copied.
 
-    def place(making: Making | None) -> tuple[Making, torch.Tensor, torch.Tensor, Any] | None:
-        """Memory on the device for a batch, and the point of
-        the training stream from which it is free.
-        """
-        if making is None:
+    def place(
+        pending: PendingBatch | None,
+    ) -> tuple[PendingBatch, torch.Tensor, torch.Tensor, Any] | None:
+        """Allocate a batch on the device, and record when the training stream freed its memory."""
+        if pending is None:
             return None
-        images, labels = (torch.empty_like(part, device=device) for part in making.batch[:2])
-        return making, images, labels, training.record_event()
+        images, labels = (torch.empty_like(part, device=device) for part in pending.batch[:2])
+        return pending, images, labels, training.record_event()
 
-    def send(making: Making, images: torch.Tensor, labels: torch.Tensor, free: Any) -> Batch:
-        batch = making.finished()
+    def send(pending: PendingBatch, images: torch.Tensor, labels: torch.Tensor, free: Any) -> Batch:
+        batch = pending.complete()
         side.wait_event(free)
         with torch.cuda.stream(side):
             images.copy_(batch.images, non_blocking=True)
@@ -156,16 +162,16 @@ def sent_ahead(makings: Iterator[Making], device: torch.device) -> Iterator[Batc
         return batch._replace(images=images, labels=labels, ready=ready)
 
     try:
-        placed = place(next(makings, None))
-        sent = None
+        placed = place(next(pending_batches, None))
+        next_sent = None
         while placed is not None:
-            batch = sent or send(*placed)
+            batch = next_sent or send(*placed)
             while copying and copying[0][0].query():
                 copying.popleft()
-            placed = place(next(makings, None))
-            sent = send(*placed) if placed is not None and placed[0].done() else None
+            placed = place(next(pending_batches, None))
+            next_sent = send(*placed) if placed is not None and placed[0].done() else None
             yield batch
-            batch.wait()  # also where it was not used: its memory is free for training now
+            batch.wait()  # Even if the batch was not used, training may now reuse its memory.
             del batch
     finally:
         side.synchronize()

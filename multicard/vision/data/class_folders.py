@@ -1,7 +1,8 @@
-"""Images in folders of classes: the parts of the data by the names of folders,
-and all that is not read by its kind.
+"""Read images from folders of classes, and find the parts (train, test) by folder names.
 
-What only looks like parts is refused with the overrides that read it in one way or the other.
+The layout is ambiguous at times: cat/train may be a class with parts, or a part of classes. If the
+names do not decide it, the data are refused with overrides for either reading. Files that are not
+read are counted by kind.
 """
 
 from collections import Counter
@@ -15,283 +16,255 @@ from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
-    AS_CLASSES,
-    FORMS,
-    IN_A_TABLE,
-    WHOLE,
+    ALL_SAMPLES,
+    DATA_FORMS_HINT,
+    OR_USE_A_TABLE,
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
-    train_first,
-    train_on,
+    test_order,
 )
 from multicard.vision.data.folder_contents import (
     FolderListing,
-    beside,
-    called_as_notes,
-    class_folders,
     count_files,
-    filled_names,
+    count_loose_files,
+    format_counts,
     holds_images,
     holds_notes,
     images_in,
-    in_words,
-    look,
+    is_note_folder,
+    list_folder,
+    names_with_images,
+    visible_folders,
 )
 from multicard.vision.data.masks import (
-    folder_within,
+    inner_folder,
+    innermost_folder,
     require_no_masks,
     require_no_masks_of_parts,
-    unwrapped,
-    without_masks,
+    separate_masks,
 )
 from multicard.vision.data.not_classes import (
-    copy_inside,
-    copy_of_classes,
-    kinds_within,
-    listed,
+    part_kinds_in,
     require_classes,
-    sets_inside,
-    shared_folders,
+    require_classes_not_parts,
 )
 
 # ---- the parts
 
 
 def parts_of(root: Path, chosen: Sequence[str] | None = None) -> FoundParts:
-    """The parts in a folder, by the names of its folders; one part where these are classes.
+    """Find the parts in a folder by the names of its subfolders.
 
-    A folder that holds nothing but another one is passed through.
+    If the subfolders are classes, there is a single part. A folder that only wraps another folder
+    is passed through.
 
     Args:
         chosen: `dataset.parts`.
     """
     if chosen is not None:
-        return _chosen(root, chosen)
+        return _chosen_parts(root, chosen)
     ignored = Counter[str]()
-    while (below := folder_within(root)) is not None and part_names.parsed(below.name) is None:
-        ignored += _beside_folder(root, below)
+    while (below := inner_folder(root)) is not None and part_names.parsed(below.name) is None:
+        ignored += _count_unread_beside(root, below)
         root = below
-    found = _parts(root)
-    return replace(found, ignored=ignored + found.ignored)
+    found_parts = _find_parts(root)
+    return replace(found_parts, ignored=ignored + found_parts.ignored)
 
 
-def _parts(root: Path) -> FoundParts:
-    folders = class_folders(root)
+def _find_parts(root: Path) -> FoundParts:
+    folders = visible_folders(root)
     if not folders:
-        raise no_classes(root)
-    looks = {folder: look(folder) for folder in folders}
+        raise no_classes_refusal(root)
+    listings = {folder: list_folder(folder) for folder in folders}
     names = part_names.named(folder.name for folder in folders)
-    named = {folder: names[folder.name].kind for folder in folders if folder.name in names}
-    kinds = {*named.values()}
-    if len(named) == len(folders) or (PartKind.train in kinds and len(kinds) > 1):
-        return _by_name(root, named, looks)
-    filled = {
-        folder: inside
-        for folder, inside in looks.items()
-        if inside.has_images or holds_images(folder)
+    part_kinds = {folder: names[folder.name].kind for folder in folders if folder.name in names}
+    kinds = {*part_kinds.values()}
+    if len(part_kinds) == len(folders) or (PartKind.train in kinds and len(kinds) > 1):
+        return _parts_by_name(root, part_kinds, listings)
+    filled_folders = {
+        folder: listing
+        for folder, listing in listings.items()
+        if listing.has_images or holds_images(folder)
     }
-    split = {folder: kind for folder, kind in named.items() if _holds_classes(folder)}
-    if len(filled) == 1:
-        (only,) = filled
-        if only in split:
-            return _by_name(root, split, looks)
-        others = [folder for folder in folders if folder != only]
-        # the data set itself, beside folders of other things
-        if _holds_parts(only) or (
-            _holds_classes(only) and others and all(map(holds_notes, others))
+    split_folders = {folder: kind for folder, kind in part_kinds.items() if _holds_classes(folder)}
+    if len(filled_folders) == 1:
+        (only_filled,) = filled_folders
+        if only_filled in split_folders:
+            return _parts_by_name(root, split_folders, listings)
+        others = [folder for folder in folders if folder != only_filled]
+        # This folder is the data set itself, and the others hold something else.
+        if _holds_parts(only_filled) or (
+            _holds_classes(only_filled) and others and all(map(holds_notes, others))
         ):
-            found = _parts(only)
-            return replace(found, ignored=found.ignored + _beside_folder(root, only))
-    _refuse_what_looks_like_parts(root, filled, [*split])
-    by_class = _parts_within_classes(root, filled)
-    return by_class or FoundParts([DataPart(WHOLE, None, partial(read_classes, root))])
+            inner_parts = _find_parts(only_filled)
+            return replace(
+                inner_parts, ignored=inner_parts.ignored + _count_unread_beside(root, only_filled)
+            )
+    require_classes_not_parts(root, filled_folders, [*split_folders])
+    by_class = _parts_within_classes(root, filled_folders)
+    return by_class or FoundParts([DataPart(ALL_SAMPLES, None, partial(read_classes, root))])
 
 
 def _holds_classes(folder: Path) -> bool:
-    """True where a folder holds several folders, or the only one within does; beside images,
-    several that hold some.
+    """Tell whether a folder, or the only folder within it, seems to hold classes.
+
+    It needs several subfolders. If images lie beside them, several subfolders must hold images.
     """
-    inside = look(unwrapped(folder))
-    return len(inside.folders) > 1 or (
-        inside.has_images and len(filled_names(unwrapped(folder))) > 1
+    listing = list_folder(innermost_folder(folder))
+    return len(listing.folders) > 1 or (
+        listing.has_images and len(names_with_images(innermost_folder(folder))) > 1
     )
 
 
 def _holds_parts(folder: Path) -> bool:
-    """True where the folders of a folder are called as parts of several kinds,
-    whatever files lie beside them.
-    """
-    names = part_names.named(each.name for each in class_folders(folder))
+    """Tell whether subfolders are named as parts of several kinds, whatever lies beside them."""
+    names = part_names.named(subfolder.name for subfolder in visible_folders(folder))
     return len({part.kind for part in names.values()}) > 1
 
 
-def _by_name(
-    root: Path, named: dict[Path, PartKind], looks: dict[Path, FolderListing]
+def _parts_by_name(
+    root: Path, part_kinds: dict[Path, PartKind], listings: dict[Path, FolderListing]
 ) -> FoundParts:
-    """Parts by the names of their folders. One to test on that
-    holds images without classes is not read.
+    """Make a part of each folder that is named as one.
+
+    A part to test on is not read if it holds images without classes.
     """
-    with_images = _without_classes(
-        [folder for folder in looks if looks[folder].has_images], looks, named
+    with_images = _folders_without_classes(
+        [folder for folder in listings if listings[folder].has_images], listings, part_kinds
     )
-    if any(named.get(folder) is PartKind.train for folder in with_images):
+    if any(part_kinds.get(folder) is PartKind.train for folder in with_images):
         require_no_masks_of_parts(root, with_images)
-        raise _images_in_part(root, with_images)
-    read = sorted({*named} - {*with_images}, key=lambda folder: order_of_tests(folder.name))
-    ignored = beside(root)
-    for folder in looks:
-        if folder not in read:
+        raise _part_without_classes_refusal(root, with_images)
+    part_folders = sorted(
+        {*part_kinds} - {*with_images}, key=lambda folder: test_order(folder.name)
+    )
+    ignored = count_loose_files(root)
+    for folder in listings:
+        if folder not in part_folders:
             ignored[f"{folder.name}/"] += count_files(folder)
-    require_classes(root, {folder: named[folder] for folder in read})
-    parts = [DataPart(folder.name, named[folder], partial(read_classes, folder)) for folder in read]
+    require_classes(root, {folder: part_kinds[folder] for folder in part_folders})
+    parts = [
+        DataPart(folder.name, part_kinds[folder], partial(read_classes, folder))
+        for folder in part_folders
+    ]
     return FoundParts(
-        parts, ignored, tuple(folder.name for folder in with_images if folder in named)
+        parts, ignored, tuple(folder.name for folder in with_images if folder in part_kinds)
     )
 
 
-def _without_classes(
-    with_images: list[Path], looks: Mapping[Path, FolderListing], named: Mapping[Path, PartKind]
+def _folders_without_classes(
+    with_images: list[Path],
+    listings: Mapping[Path, FolderListing],
+    part_kinds: Mapping[Path, PartKind],
 ) -> list[Path]:
-    """Those of these folders with images that hold no folders of classes beside them.
+    """Return the given folders that hold their images directly instead of in classes.
 
-    Of a part to test on, a single folder is a class where a part without such images has a class of
-    that name, or a part to train on has.
+    A part to test on may hold a single subfolder beside its images. It is a class if another part
+    has a class of that name.
     """
-    classes = {folder: filled_names(folder) for folder in with_images}
-    others = [inside.names for folder, inside in looks.items() if folder not in classes]
-    trained = [names for folder, names in classes.items() if named.get(folder) is PartKind.train]
-    known = set[str]().union(*others, *trained)
-    return [folder for folder, names in classes.items() if len(names) < 2 and not names & known]
+    classes = {folder: names_with_images(folder) for folder in with_images}
+    other_names = [listing.names for folder, listing in listings.items() if folder not in classes]
+    trained_names = [
+        names for folder, names in classes.items() if part_kinds.get(folder) is PartKind.train
+    ]
+    known_classes = set[str]().union(*other_names, *trained_names)
+    return [
+        folder for folder, names in classes.items() if len(names) < 2 and not names & known_classes
+    ]
 
 
-def _images_in_part(root: Path, parts: Sequence[Path]) -> Refusal:
+def _part_without_classes_refusal(root: Path, parts: Sequence[Path]) -> Refusal:
     names = [folder.name for folder in parts]
     both = len(names) > 1
     return Refusal(
         "photographs.part-without-classes",
         f"dataset.root={root}: {' and '.join(names)} {'hold' if both else 'holds'} images"
-        " themselves, and no folders of classes; put the images of each class of a part into a"
-        f" folder of it, {IN_A_TABLE}",
+        " directly, without folders of classes; put the images of each class of a part into a"
+        f" folder of that class, {OR_USE_A_TABLE}",
         key="dataset.root",
         parts=names,
     )
 
 
-def _refuse_what_looks_like_parts(
-    root: Path, filled: dict[Path, FolderListing], split: Sequence[Path]
-) -> None:
-    """Refuse folders that may be parts or classes, and folders that hold data sets of their own,
-    or masks.
+def _parts_within_classes(
+    root: Path, filled_folders: dict[Path, FolderListing]
+) -> FoundParts | None:
+    """Find parts that lie within each class: cat/train, cat/test, dog/train.
+
+    Return None if the data have another layout.
     """
-    require_no_masks(root, class_folders(root))
-    inner = {
-        folder: kinds_within(inside) for folder, inside in filled.items() if not inside.has_images
-    }
-    sets = [folder for folder, kinds in inner.items() if PartKind.train in kinds and len(kinds) > 1]
-    if sets and not (
-        len(sets) == len(filled) > 1 and all(look(f).has_images for f in filled[sets[0]].folders)
+    if not filled_folders or not all(
+        len(part_kinds_in(listing)) > 1 for listing in filled_folders.values()
     ):
-        raise sets_inside(root, sets)
-    if sets:
-        return
-    copy = copy_of_classes(filled)
-    if copy is not None and copy not in split:
-        raise copy_inside(copy, f"{override('dataset.root', copy)} dataset.split=0.2")
-    shared = shared_folders(filled)
-    are_parts = any(part_names.parsed(folder.name) is not None for folder in filled)
-    if shared:
-        first, second = train_first([folder.name for folder in filled])[:2]
-        as_classes = "" if are_parts else f", or use `{AS_CLASSES}` if they are classes"
-        raise Refusal(
-            "photographs.like-parts",
-            f"dataset.root={root}: {listed(filled)} look like parts, not classes: each holds the"
-            f" same folders ({', '.join(shared[:5])}). Train on one and test on another, as"
-            f" `{train_on(first, second)}`{as_classes}",
-            key="dataset.root",
-            folders=[folder.name for folder in filled],
-            shared=shared,
-        )
-    if split:
-        raise Refusal(
-            "photographs.part-beside-classes",
-            f"dataset.root={root}: {split[0].name} is called as a part and holds folders of"
-            " classes, but lies beside"
-            f" {listed(folder for folder in filled if folder not in split)}; use"
-            f" `{train_on(split[0].name, None)}` to read it alone",
-            key="dataset.root",
-            part=split[0].name,
-            folders=[folder.name for folder in filled],
-        )
-
-
-def _parts_within_classes(root: Path, filled: dict[Path, FolderListing]) -> FoundParts | None:
-    """Parts of data that have them within each class: cat/train, cat/test, dog/train.
-    None of other data.
-    """
-    if not filled or not all(len(kinds_within(inside)) > 1 for inside in filled.values()):
         return None
     names = set[str]()
-    for inside in filled.values():
-        names.update(name.lower() for name in part_names.named(inside.names))
+    for listing in filled_folders.values():
+        names.update(name.lower() for name in part_names.named(listing.names))
     parts = []
-    for name in sorted(names, key=order_of_tests):
-        own = dict[str, Path]()
-        for folder, inside in filled.items():
-            for within in inside.folders:
-                if within.name.lower() == name:
-                    own[folder.name] = within
+    for name in sorted(names, key=test_order):
+        folder_by_class = dict[str, Path]()
+        for folder, listing in filled_folders.items():
+            for part_folder in listing.folders:
+                if part_folder.name.lower() == name:
+                    folder_by_class[folder.name] = part_folder
         part = part_names.parsed(name)
         assert part is not None
-        parts.append(DataPart(name, part.kind, partial(read_folders, root, own, Counter[str]())))
-    ignored = beside(root)
-    for inside in filled.values():
+        parts.append(
+            DataPart(name, part.kind, partial(read_folders, root, folder_by_class, Counter[str]()))
+        )
+    ignored = count_loose_files(root)
+    for listing in filled_folders.values():
         ignored += Counter(
             {
-                f"{each.name}/": count_files(each)
-                for each in inside.folders
-                if each.name.lower() not in names
+                f"{subfolder.name}/": count_files(subfolder)
+                for subfolder in listing.folders
+                if subfolder.name.lower() not in names
             }
         )
     return FoundParts(parts, ignored)
 
 
-def _chosen(root: Path, chosen: Sequence[str]) -> FoundParts:
-    """The folders that `dataset.parts` names, as parts; without a name, all folders as classes.
+def _chosen_parts(root: Path, chosen: Sequence[str]) -> FoundParts:
+    """Return the folders that `dataset.parts` names. If it is empty, all folders are classes.
 
-    They are looked for where `parts_of` finds parts, too: in the only folder,
-    or the only one that holds parts.
+    The search enters wrapping folders as `parts_of` does: the only folder, or the only one that
+    holds parts.
     """
     ignored = Counter[str]()
     below = root
     while not any(path.is_dir() for path in _folders_called(below, chosen)):
-        found = folder_within(below) or _only_with_parts(below)
-        if found is None:
+        inner = inner_folder(below) or _only_folder_with_parts(below)
+        if inner is None:
             break
-        ignored += _beside_folder(below, found)
-        below = found
+        ignored += _count_unread_beside(below, inner)
+        below = inner
     if not chosen:
         return FoundParts(
-            [DataPart(WHOLE, None, partial(read_classes, below, whatever_named=True))], ignored
+            [DataPart(ALL_SAMPLES, None, partial(read_classes, below, whatever_named=True))],
+            ignored,
         )
     if any(path.is_dir() for path in _folders_called(below, chosen)):
         root = below
     folders = _folders_called(root, chosen)
-    absent = [name for name, folder in zip(chosen, folders, strict=True) if not folder.is_dir()]
-    if absent:
-        names = [folder.name for folder in class_folders(root)]
+    absent_names = [
+        name for name, folder in zip(chosen, folders, strict=True) if not folder.is_dir()
+    ]
+    if absent_names:
+        names = [folder.name for folder in visible_folders(root)]
         raise Refusal(
             "photographs.no-folder-of-part",
-            f"dataset.parts=[{','.join(chosen)}]: no folder {absent[0]} in {root}; it has"
-            f" {', '.join(names) or 'none'}",
+            f"dataset.parts=[{','.join(chosen)}]: there is no folder {absent_names[0]} in {root},"
+            f" which has {', '.join(names) or 'none'}",
             key="dataset.parts",
-            absent=absent,
+            absent=absent_names,
             parts=names,
         )
-    ignored += beside(root)
-    for folder in class_folders(root):
-        if not any(folder == each or folder in each.parents for each in folders):
+    ignored += count_loose_files(root)
+    for folder in visible_folders(root):
+        if not any(
+            folder == part_folder or folder in part_folder.parents for part_folder in folders
+        ):
             ignored[f"{folder.name}/"] += count_files(folder)
     parts = zip(chosen, (PartKind.train, PartKind.test), folders, strict=False)
     return FoundParts(
@@ -301,72 +274,86 @@ def _chosen(root: Path, chosen: Sequence[str]) -> FoundParts:
 
 
 def _folders_called(root: Path, names: Sequence[str]) -> list[Path]:
-    """The folders of these names in a folder, in any case where there is none of that very name."""
-    by_name = {folder.name.lower(): folder for folder in class_folders(root)}
-    return [
-        path if (path := root / name).is_dir() else by_name.get(name.lower(), path)
-        for name in names
-    ]
+    """Return the subfolders with these names, ignoring case if none matches exactly."""
+    by_name = {folder.name.lower(): folder for folder in visible_folders(root)}
+    folders = list[Path]()
+    for name in names:
+        exact = root / name
+        folders.append(exact if exact.is_dir() else by_name.get(name.lower(), exact))
+    return folders
 
 
-def _only_with_parts(folder: Path) -> Path | None:
-    """The only folder in a folder that holds images, where these are in parts."""
-    filled = [each for each in class_folders(folder) if holds_images(each)]
-    return filled[0] if len(filled) == 1 and _holds_parts(filled[0]) else None
-
-
-def _beside_folder(folder: Path, read: Path) -> Counter[str]:
-    """What lies in a folder beside the one that is read, by kind."""
-    others = Counter(
-        {f"{each.name}/": count_files(each) for each in class_folders(folder) if each != read}
+def _only_folder_with_parts(folder: Path) -> Path | None:
+    """Return the only subfolder with images, if these are divided into parts."""
+    filled_folders = [subfolder for subfolder in visible_folders(folder) if holds_images(subfolder)]
+    return (
+        filled_folders[0] if len(filled_folders) == 1 and _holds_parts(filled_folders[0]) else None
     )
-    return +others + beside(folder)
+
+
+def _count_unread_beside(folder: Path, read: Path) -> Counter[str]:
+    """Count by kind what lies in `folder` beside the subfolder that is read."""
+    others = Counter(
+        {
+            f"{subfolder.name}/": count_files(subfolder)
+            for subfolder in visible_folders(folder)
+            if subfolder != read
+        }
+    )
+    return +others + count_loose_files(folder)
 
 
 # ---- the images of a part
 
 
 def read_classes(folder: Path, whatever_named: bool = False) -> PartSamples:
-    """Classes and files in the order of their names, as torchvision's ImageFolder has them,
-    but for hidden ones.
+    """Read classes and files sorted by name, like torchvision's ImageFolder without hidden ones.
 
     Args:
-        whatever_named: take folders called as images and masks for classes, too.
+        whatever_named: Also take folders named as images, masks or notes for classes.
     """
-    inner = unwrapped(folder, past_masks=not whatever_named)
-    classes = class_folders(inner)
+    inner = innermost_folder(folder, past_masks=not whatever_named)
+    classes = visible_folders(inner)
     if not classes:
-        raise no_classes(inner)
+        raise no_classes_refusal(inner)
     if not whatever_named:
         require_no_masks(inner, classes)
-    notes = [each for each in classes if called_as_notes(each)]
+    notes = [class_folder for class_folder in classes if is_note_folder(class_folder)]
     if whatever_named or len(notes) == len(classes):
         notes = []
-    ignored = beside(inner) + Counter({f"{each.name}/": count_files(each) for each in notes})
-    within = inner
-    while within != folder:
-        ignored += _beside_folder(within.parent, within)
-        within = within.parent
-    return read_folders(inner, {each.name: each for each in classes if each not in notes}, ignored)
+    ignored = count_loose_files(inner) + Counter(
+        {f"{class_folder.name}/": count_files(class_folder) for class_folder in notes}
+    )
+    level = inner
+    while level != folder:
+        ignored += _count_unread_beside(level.parent, level)
+        level = level.parent
+    return read_folders(
+        inner,
+        {class_folder.name: class_folder for class_folder in classes if class_folder not in notes},
+        ignored,
+    )
 
 
 def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -> PartSamples:
-    """The images of classes, each below a folder of its own.
+    """Read the images of each class from its folder.
 
     Args:
-        place: that refusals name. folders: by class. ignored: what is known not to be read.
+        place: The folder that refusals name.
+        folders: The folder of each class.
+        ignored: Counts of what is already known not to be read.
     """
     samples = PartSamples([], [], sorted(folders), Counter(ignored))
     for name in samples.classes:
-        every, others = images_in(folders[name])
-        images, masks = without_masks(folders[name], every)
+        all_images, others = images_in(folders[name])
+        images, masks = separate_masks(folders[name], all_images)
         others += masks
         if not images:
-            found = f", but {in_words(others)}" if others else ""
+            found_text = f", but {format_counts(others)}" if others else ""
             raise Refusal(
                 "photographs.empty-class",
-                f"dataset.root={place}: no image in {name}/{found}; put its images there, or remove"
-                " the folder",
+                f"dataset.root={place}: there is no image in {name}/{found_text}; put its images"
+                " there, or remove the folder",
                 key="dataset.root",
                 name=name,
                 found=dict(others),
@@ -377,9 +364,9 @@ def read_folders(place: Path, folders: dict[str, Path], ignored: Counter[str]) -
     return samples
 
 
-def no_classes(folder: Path) -> Refusal:
-    """The refusal of a folder without folders of classes, with the one above that has them."""
-    has_images = look(folder).has_images
+def no_classes_refusal(folder: Path) -> Refusal:
+    """Make the refusal of a folder without classes. Suggest the folder above if it has them."""
+    has_images = list_folder(folder).has_images
     above = _data_above(folder) if has_images else None
     if above is not None:
         has_parts = len(parts_of(above).parts) > 1
@@ -388,13 +375,13 @@ def no_classes(folder: Path) -> Refusal:
             " which has them"
         )
     elif has_images:
-        remedy = f"put the images of each class into a folder of it, {IN_A_TABLE}"
+        remedy = f"put the images of each class into a folder of that class, {OR_USE_A_TABLE}"
     else:
-        remedy = FORMS
-    inside = "images, and no folders of classes" if has_images else "no folders of classes in it"
+        remedy = DATA_FORMS_HINT
+    content = "images, and no folders of classes" if has_images else "no folders of classes in it"
     return Refusal(
         "photographs.no-classes",
-        f"dataset.root={folder}: {inside}; {remedy}",
+        f"dataset.root={folder}: {content}; {remedy}",
         key="dataset.root",
         folder=str(folder),
         above=None if above is None else str(above),
@@ -402,37 +389,40 @@ def no_classes(folder: Path) -> Refusal:
 
 
 def _data_above(folder: Path) -> Path | None:
-    """The folder above an all too deep one that holds the data: classes, or parts of which this is
-    within one. None where it cannot be read either.
+    """Find the folder that holds the data, if `root` was given one or two levels too deep.
+
+    It holds classes, or it holds the parts of which `folder` lies within one. Return None if it
+    cannot be read either.
     """
     above = folder.absolute().parent
-    if len(above.parts) < 2 or len(class_folders(above)) < 2:
+    if len(above.parts) < 2 or len(visible_folders(above)) < 2:
         return None
-    found = parts_above(above) or above
-    return found if _is_read(found) else None
+    data_folder = parts_above(above) or above
+    return data_folder if _can_be_read(data_folder) else None
 
 
-def _is_read(folder: Path) -> bool:
-    """True of a folder whose parts are found, with classes."""
+def _can_be_read(folder: Path) -> bool:
+    """Tell whether parts or classes are found in a folder."""
     try:
-        found = parts_of(folder)
+        found_parts = parts_of(folder)
     except Refusal:
         return False
-    is_whole = any(part.kind is None for part in found.parts)
-    return is_whole or {PartKind.train} < {part.kind for part in found.parts}
+    is_whole = any(part.kind is None for part in found_parts.parts)
+    return is_whole or {PartKind.train} < {part.kind for part in found_parts.parts}
 
 
 def parts_above(folder: Path) -> Path | None:
-    """The folder above one that is a part of it, as its name and those beside it say,
-    if it can be read.
+    """Return the folder of which this one is a part, by its name and the names beside it.
+
+    Return None if there is none, or if it cannot be read.
     """
     folder = folder.absolute()
-    for within in (folder, folder.parent):  # seg_train/seg_train
-        above = within.parent
-        if part_names.parsed(within.name) is None or len(within.parts) < 2:
+    for candidate in (folder, folder.parent):  # Part folders may be nested: seg_train/seg_train.
+        above = candidate.parent
+        if part_names.parsed(candidate.name) is None or len(candidate.parts) < 2:
             return None
-        names = part_names.named(each.name for each in class_folders(above))
+        names = part_names.named(subfolder.name for subfolder in visible_folders(above))
         kinds = {part.kind for part in names.values()}
-        if within.name in names and PartKind.train in kinds and len(kinds) > 1:
-            return above if _is_read(above) else None
+        if candidate.name in names and PartKind.train in kinds and len(kinds) > 1:
+            return above if _can_be_read(above) else None
     return None

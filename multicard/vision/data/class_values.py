@@ -1,6 +1,7 @@
-"""What the names and values of a column say of it: classes, or anything else that rows may have.
+"""Judge by the name and the values of a column whether it holds classes, or something else.
 
-A column that nobody names is taken for the classes where nothing speaks against it.
+If no column is named as classes are, a column is assumed to hold them unless its name or its values
+speak against it.
 """
 
 import ast
@@ -16,13 +17,13 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.vision.data.class_names import NUMBER, is_fraction
-from multicard.vision.data.data_parts import TABLE
-from multicard.vision.data.folder_contents import SUFFIXES, are_numbered
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.data_parts import WRITE_A_TABLE
+from multicard.vision.data.folder_contents import IMAGE_SUFFIXES, are_numbered
+from multicard.vision.data.stored_images import EncodedImage
 
-WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-# Words of columns that describe an image, its maker or its place in a file, and not its class
-OTHER_THINGS = {
+WORD_PATTERN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+# Words in the names of columns that describe an image, its maker or its place, but not its class.
+WORDS_AGAINST_CLASSES = {
     *("id", "ids", "uuid", "guid", "index", "idx", "key", "hash", "md5", "sha", "checksum"),
     *("age", "date", "datetime", "time", "timestamp", "year", "month", "day", "created"),
     *("width", "height", "size", "bytes", "count", "number", "num", "score", "confidence"),
@@ -33,7 +34,7 @@ OTHER_THINGS = {
     *("latitude", "longitude", "lat", "lon", "gps", "location", "fold", "split"),
     *("rle", "pixels", "mask", "bbox", "box", "boxes", "segmentation", "polygon", "thumbnail"),
 }
-# Names of columns that say where in an image an object is, without case and signs
+# Names of columns that give an object's place in the image, in any case.
 BOXES = re.compile(
     r"(x|y)_?(min|max|center|centre|[12])|(min|max)_?(x|y)|b?box(_?(x|y|w|h|x1|y1|x2|y2))?"
     r"|bounding_?box|encoded_?pixels|rle|segmentation|polygon|region_shape_attributes",
@@ -41,64 +42,65 @@ BOXES = re.compile(
 )
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
 ADDRESS = re.compile(r"(\w+://|www\.).*", re.DOTALL)
-RUNS = re.compile(r"\d+( \d+)+")  # of pixels, as masks are written
-MOST_WORDS = 8  # of the name of a class
-# Between the labels of one image. A class may well be called `hot dog`, or have a comma
+PIXEL_RUNS = re.compile(r"\d+( \d+)+")  # Run-length encoded masks.
+MOST_WORDS = 8  # A value with more words is a sentence, not the name of a class.
+# These may separate several labels of one image, but they also occur in names, such as `hot dog`.
 SEPARATORS = ("|", ";", "\n", ",", "/", "+", "&", " and ", " ")
-LISTS = ("|", ";")
-MOST_SINGLE = 20  # whole numbers that are of a row or two each, and may be classes
-SHARE_OF_SEVERAL = 0.1  # of the images: as many with several labels are no mistakes
+LIST_SEPARATORS = ("|", ";")
+MOST_UNREPEATED = 20  # Up to this many whole numbers may be classes, even with one row each.
+SHARE_OF_SEVERAL = 0.1  # If more of the images have several labels, that is no mistake.
 
 
-def named_otherwise(name: str) -> bool:
-    """True of a column whose name says that it holds no classes."""
-    words = {word.lower() for word in WORDS.findall(name)}
-    return bool(words & OTHER_THINGS)
+def name_speaks_against_classes(name: str) -> bool:
+    """Tell whether the name of a column says that it holds something other than classes."""
+    words = {word.lower() for word in WORD_PATTERN.findall(name)}
+    return bool(words & WORDS_AGAINST_CLASSES)
 
 
-def why_no_classes(values: Sequence[str]) -> str | None:
-    """Why the values of a column that is called like nothing known are no classes, in words;
-    None where they may be.
+def reason_against_classes(values: Sequence[str]) -> str | None:
+    """Return in words why these values cannot be classes, or None if they may be.
+
+    This judges columns whose names are not known to mean classes.
     """
-    given = [value for value in values if value]
-    different = {*given}
+    present_values = [value for value in values if value]
+    distinct = {*present_values}
     kinds = {
         "lists": lambda value: value[0] in "[{(",
         "dates": DATE.fullmatch,
         "addresses": ADDRESS.fullmatch,
-        "runs of pixels": RUNS.fullmatch,
+        "runs of pixels": PIXEL_RUNS.fullmatch,
         "numbers with decimals": is_fraction,
-        "names of images": lambda value: value.lower().endswith(SUFFIXES),
+        "names of images": lambda value: value.lower().endswith(IMAGE_SUFFIXES),
         "texts": lambda value: len(value.split()) > MOST_WORDS,
     }
-    for kind, is_so in kinds.items():
-        if any(is_so(value) for value in different):
+    for kind, matches_kind in kinds.items():
+        if any(matches_kind(value) for value in distinct):
             return f"its values are {kind}"
-    if len(different) > len(given) / 2:
-        return "most of its values are of one row alone"
+    if len(distinct) > len(present_values) / 2:
+        return "most of its values occur in a single row"
     return None
 
 
 def are_addresses(values: Iterable[str]) -> bool:
-    """True where each value is an address of the network; False without values."""
-    given = [value for value in values if value]
-    return bool(given) and all(ADDRESS.fullmatch(value) for value in given)
+    """Tell whether all values are URLs. Return False if there are no values."""
+    present_values = [value for value in values if value]
+    return bool(present_values) and all(ADDRESS.fullmatch(value) for value in present_values)
 
 
 def require_one_label_an_image(place: str, column: str, labels: Sequence[str]) -> None:
-    """Refuse a column whose values are several labels each, by a separator or as lists."""
-    found = _combined(labels)
-    if found is None:
+    """Refuse a column whose values hold several labels each, as lists or with a separator."""
+    combined = _find_several_labels(labels)
+    if combined is None:
         return
-    example, parts, separator = found
-    otherwise = ""
+    example, parts, separator = combined
+    or_one_class = ""
     if separator == " ":
-        otherwise = f", or write {'_'.join(parts)} if it is one class"
+        or_one_class = f", or write {'_'.join(parts)} if it is one class"
     raise Refusal(
         "photographs.several-labels",
         f"{place}: {column} gives an image several labels: {example!r} is"
         f" {' and '.join(parts[:3]) or 'none'}. A classifier needs one; keep the rows with one"
-        f" label{otherwise}",
+        f" label{or_one_class}",
         key="dataset.root",
         column=column,
         example=example,
@@ -107,77 +109,79 @@ def require_one_label_an_image(place: str, column: str, labels: Sequence[str]) -
 
 
 class SeveralLabels(NamedTuple):
-    """A value that is several labels. separator: that is between them, "" of a list."""
+    """A value that holds several labels, and the separator between them ("" for a list)."""
 
     value: str
     labels: list[str]
     separator: str
 
 
-def _combined(labels: Sequence[str]) -> SeveralLabels | None:
-    """A value that is several labels; None where each is one."""
-    different = sorted({*labels} - {""})
-    for label in different:
+def _find_several_labels(labels: Sequence[str]) -> SeveralLabels | None:
+    """Find a value that holds several labels. Return None if each value is one label."""
+    distinct = sorted({*labels} - {""})
+    for label in distinct:
         if label.startswith(("[", "(", "{")):
-            listed = _listed(label)
+            listed = _parse_list(label)
             if listed is not None and len(listed) != 1:
                 return SeveralLabels(label, listed, "")
     for separator in SEPARATORS:
         split = dict[str, list[str]]()
-        alone = set[str]()
-        for label in different:
-            ended = label.strip(f"{separator} ") if separator in LISTS else label  # a|b|
-            parts = [part.strip() for part in ended.split(separator)]
+        single_labels = set[str]()
+        for label in distinct:
+            # Some files end each list with a separator: a|b|
+            label_text = label.strip(f"{separator} ") if separator in LIST_SEPARATORS else label
+            parts = [part.strip() for part in label_text.split(separator)]
             if len(parts) > 1 and all(parts):
                 split[label] = parts
             else:
-                alone.add(ended)
+                single_labels.add(label_text)
         for label, parts in split.items():
-            if {*parts} <= alone:
+            if {*parts} <= single_labels:
                 return SeveralLabels(label, parts, separator)
-        if separator in LISTS:
-            moved = _in_other_places(split.values(), alone)
+        if separator in LIST_SEPARATORS:
+            moved_words = _words_in_several_places(split.values(), single_labels)
             for label, parts in split.items():
-                if moved & {*parts}:
+                if moved_words & {*parts}:
                     return SeveralLabels(label, parts, separator)
     return None
 
 
-def _listed(text: str) -> list[str] | None:
+def _parse_list(text: str) -> list[str] | None:
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         value: Any = ast.literal_eval(text)
         if isinstance(value, (list, tuple, set)):
-            return [str(each) for each in value]
+            return [str(item) for item in value]
     return None
 
 
-def _in_other_places(splits: Iterable[Sequence[str]], alone: set[str]) -> set[str]:
-    """Parts that are labels alone, or stand in several places of labels:
-    of a hierarchy (bird|owl) they do not.
+def _words_in_several_places(splits: Iterable[Sequence[str]], single_labels: set[str]) -> set[str]:
+    """Return the words that occur alone, or at different positions in several values.
+
+    The levels of a hierarchy (bird|owl) keep their position, so they are not returned.
     """
     places = defaultdict[str, set[int]](set)
     for parts in splits:
         for number, part in enumerate(parts):
             places[part].add(number)
-    return {part for part, numbers in places.items() if len(numbers) > 1 or part in alone}
+    return {part for part, numbers in places.items() if len(numbers) > 1 or part in single_labels}
 
 
 def require_classes_not_measurements(place: str, column: str, labels: Sequence[str]) -> None:
-    """Refuse a column of measured numbers: with decimals, or many, and most of one row alone."""
-    given = [label for label in labels if label]
-    different = {*given}
-    if not all(NUMBER.fullmatch(label) for label in different):
+    """Refuse measurements: numbers with decimals, or many numbers that mostly occur once."""
+    present_values = [label for label in labels if label]
+    distinct = {*present_values}
+    if not all(NUMBER.fullmatch(label) for label in distinct):
         return
-    are_many = any(map(is_fraction, different)) or len(different) > MOST_SINGLE
-    if are_many and len(different) > len(given) / 2:
+    are_many = any(map(is_fraction, distinct)) or len(distinct) > MOST_UNREPEATED
+    if are_many and len(distinct) > len(present_values) / 2:
         raise Refusal(
             "photographs.measurements",
-            f"{place}: {column} holds {len(different):,} different numbers in"
-            f" {len(given):,} rows, which are no classes; give each image one of a few classes, as"
-            " ranges of these numbers",
+            f"{place}: {column} holds {len(distinct):,} different numbers in"
+            f" {len(present_values):,} rows, which cannot be classes; give each image one of a few"
+            " classes, such as ranges of these numbers",
             key="dataset.root",
             column=column,
-            different=len(different),
+            different=len(distinct),
         )
 
 
@@ -188,77 +192,81 @@ def require_whole_images(
     labels: Sequence[str],
     parts: Sequence[str],
 ) -> None:
-    """Refuse tables that have an image in several rows, one for each object or each label in it.
+    """Refuse a table with several rows per image, one for each object or label in it.
 
     Args:
-        columns: all of the table. labels: "" where a row has none. parts: of each row.
+        columns: The names of all columns of the table.
+        labels: The label of each row, "" if it has none.
+        parts: The part of each row.
     """
     rows = Counter(zip(images, parts, strict=True))
-    several = sum(rows_of > 1 for rows_of in rows.values())
-    if not several:
+    images_in_rows = sum(row_count > 1 for row_count in rows.values())
+    if not images_in_rows:
         return
     boxes = [name for name in columns if BOXES.fullmatch(re.sub(r"[ .-]+", "_", name.strip()))]
     if boxes:
         raise Refusal(
             "photographs.objects",
-            f"{place}: gives places of objects ({', '.join(boxes[:4])}), with"
-            f" {count(several, 'image')} in several rows, and a classifier takes whole images;"
-            f" {TABLE}",
+            f"{place}: gives the places of objects ({', '.join(boxes[:4])}), with"
+            f" {count(images_in_rows, 'image')} in several rows, but a classifier takes whole"
+            f" images; {WRITE_A_TABLE}",
             key="dataset.root",
             columns=boxes,
-            images=several,
+            images=images_in_rows,
         )
     labels_of = defaultdict[Hashable, set[str]](set)
     for image, label in zip(images, labels, strict=True):
         labels_of[image].add(label)
-    torn = sum(len(own - {""}) > 1 for own in labels_of.values())
-    if torn > SHARE_OF_SEVERAL * len(labels_of) and torn > 1:
+    images_with_several = sum(len(image_labels - {""}) > 1 for image_labels in labels_of.values())
+    if images_with_several > SHARE_OF_SEVERAL * len(labels_of) and images_with_several > 1:
         raise Refusal(
             "photographs.several-rows",
-            f"{place}: gives {torn:,} of {len(labels_of):,} images several labels, in a row each,"
-            f" and a classifier needs one; {TABLE}",
+            f"{place}: gives {images_with_several:,} of {len(labels_of):,} images several labels,"
+            f" one per row, but a classifier needs one; {WRITE_A_TABLE}",
             key="dataset.root",
-            images=torn,
+            images=images_with_several,
             of=len(labels_of),
         )
 
 
-def guessed_column(
+def guessed_column_notice(
     place: str,
     column: str,
-    images: Sequence[Encoded],
+    images: Sequence[EncodedImage],
     labels: Sequence[str],
-    named: Mapping[str, str | None],
+    column_names: Mapping[str, str | None],
 ) -> Message:
-    """That a column is taken for the classes as it is the only one beside that of the images.
+    """Return the notice that a column is taken for the classes as the only one beside the images.
 
     Raises:
-        Refusal: its name or its values say that it holds something else, or folders of the images
+        Refusal: The column's name or values speak against it, or the images lie in folders that
             may be the classes.
     """
-    remedy = override("dataset.columns", {**named, "label": column})
+    remedy = override("dataset.columns", {**column_names, "label": column})
     folders = other_folders(images, labels)
-    reason = why_no_classes(labels)
-    if named_otherwise(column):
+    reason = reason_against_classes(labels)
+    if name_speaks_against_classes(column):
         reason = "its name says so"
     elif folders:
         shown = [folder.name for folder in folders[:3]]
-        reason = f"the images lie in folders of other names, as {' and '.join(shown)}"
+        reason = f"the images lie in folders with other names, such as {' and '.join(shown)}"
     if reason is None:
         return Message(
             "photographs.guessed-column",
-            f"{place}: takes {column} for the classes, as it is the only column beside the images;"
-            f" `{remedy}` names it",
+            f"{place}: takes {column} for the classes, as it is the only column besides the images;"
+            f" `{remedy}` names it explicitly",
             key="dataset.columns",
             place=place,
             column=column,
             remedy=remedy,
         )
-    alone = _alone(folders)
-    by_folders = f", or use `{alone}` if the folders are the classes" if alone else ""
+    folder_overrides = _overrides_for_folders(folders)
+    by_folders = (
+        f", or use `{folder_overrides}` if the folders are the classes" if folder_overrides else ""
+    )
     raise Refusal(
         "photographs.no-class-column",
-        f"{place}: no column is called as classes are, and {column} may be anything else"
+        f"{place}: no column has a name for classes, and {column} may hold something else"
         f" ({reason}). Use `{remedy}` if it holds the classes{by_folders}",
         key="dataset.columns",
         column=column,
@@ -267,10 +275,8 @@ def guessed_column(
     )
 
 
-def other_folders(images: Sequence[Encoded], labels: Sequence[str]) -> list[Path]:
-    """The folders of images that are called as classes may be, and divide the images otherwise
-    than their labels do.
-    """
+def other_folders(images: Sequence[EncodedImage], labels: Sequence[str]) -> list[Path]:
+    """Return the images' folders if they may be classes that differ from the labels."""
     paths = [image for image in images if isinstance(image, Path)]
     if len(paths) < len(images):
         return []
@@ -282,10 +288,10 @@ def other_folders(images: Sequence[Encoded], labels: Sequence[str]) -> list[Path
     return [] if len(pairs) == len(names) == len({*labels}) else folders
 
 
-def _alone(folders: Sequence[Path]) -> str | None:
-    """The overrides that take these folders for the classes; None where they do not lie together.
+def _overrides_for_folders(folders: Sequence[Path]) -> str | None:
+    """Return the overrides that take these folders for the classes.
 
-    They may lie in a part of the data, beside which others are.
+    Return None if they do not lie in one folder. That folder may itself be one part of the data.
     """
     above = {folder.parent for folder in folders}
     if len(above) != 1:

@@ -1,7 +1,7 @@
-"""`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU where there is one.
+"""`loader=dali`: NVIDIA DALI decodes, resizes and normalises, on the GPU if there is one.
 
-The pipeline is fed from outside, with raw images or the names of files, to keep the sampler's
-order: DALI's own reader shuffles and shards by rules of its own.
+The pipeline is fed with raw images or file names to keep the sampler's order. DALI's own reader
+would shuffle and shard by its own rules.
 """
 
 from collections import deque
@@ -16,24 +16,24 @@ import torch
 from multicard.config.vision import DaliConfig, LayoutName
 from multicard.vision.data import decoding
 from multicard.vision.data.batch import Batch, LoaderInput
-from multicard.vision.data.stored_images import Encoded, files_of, path_of
+from multicard.vision.data.stored_images import EncodedImage, files_of, path_of
 
 
 class Feeder:
-    """Feeds the pipeline: an iterator over the batches of an epoch, which can be started again."""
+    """Feeds the pipeline with the batches of an epoch. The iterator can be restarted."""
 
     def __init__(self, source: LoaderInput, ahead: int) -> None:
         self.source = source
         self.files = isinstance(source.split.images, list)
-        # fed by name, else by the bytes of the images
-        self.named = self.files and not files_of(source.split.images)
-        # batches among which is one that could not be decoded
-        self.recent: deque[list[Encoded]] = deque(maxlen=ahead)
-        self.bytes: deque[int] = deque()  # of the batches in the pipeline
+        # Files are fed by name. Images within tables are fed as bytes.
+        self.fed_by_name = self.files and not files_of(source.split.images)
+        # The latest batches. An image that DALI fails to decode is in one of them.
+        self.recent: deque[list[EncodedImage]] = deque(maxlen=ahead)
+        self.bytes: deque[int] = deque()  # The size of each batch in the pipeline.
         self._batches: Iterator[np.ndarray] | None = None
 
     def __iter__(self) -> "Feeder":
-        # DALI restarts as soon as an epoch ends, before the sampler has the next epoch
+        # DALI restarts as soon as an epoch ends, before the sampler knows the next epoch.
         self._batches = None
         return self
 
@@ -47,7 +47,7 @@ class Feeder:
         if isinstance(split.images, list):
             encoded = [split.images[index] for index in indices]
             self.recent.append(encoded)
-            if self.named:
+            if self.fed_by_name:
                 images: Any = [np.frombuffer(str(path).encode(), np.int8) for path in encoded]
                 self.bytes.append(sum(path_of(image).stat().st_size for image in encoded))
             else:
@@ -69,11 +69,10 @@ class Feeder:
 
 
 class Dali:
-    """Batches from a DALI pipeline: (B, 3, S, S), or one channel for grey images,
-    on the GPU where there is one.
+    """Batches from a DALI pipeline, (B, 3, S, S), or one channel for grey images.
 
-    The bytes counted are those fed to it, which cross to a
-    GPU: of encoded files where DALI decodes.
+    They are on the GPU if there is one. The counted bytes are the pipeline's input, which crosses
+    to the GPU: encoded files if DALI decodes them.
     """
 
     setup_bytes = 0
@@ -83,7 +82,7 @@ class Dali:
         assert isinstance(options, DaliConfig)
         self.source = source
         self.on_gpu = source.device.type == "cuda"
-        threads = options.threads or torch.get_num_threads()  # a rank's share of the cores
+        threads = options.threads or torch.get_num_threads()  # The rank's share of the cores.
         for path in source.split.images if isinstance(source.split.images, list) else ():
             decoding.require_plain(path)
         self.feeder = Feeder(source, options.prefetch_queue_depth + 2)
@@ -93,10 +92,10 @@ class Dali:
             "threads": threads,
         }
         self.facts["decodes"] = self.feeder.files
-        self._at_end: bool | None = None  # of an epoch; None before the first
+        self._at_end: bool | None = None  # Whether an epoch has ended. None before the first.
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._at_end is False:  # the user of the last batch need not have asked for one more
+        if self._at_end is False:  # The last epoch was left before its end was reached.
             while self._run() is not None:
                 pass
         if self._at_end:
@@ -111,7 +110,7 @@ class Dali:
             )
 
     def _run(self) -> tuple[Any, Any] | None:
-        """The pipeline's next outputs; None at the end of an epoch."""
+        """Return the pipeline's next outputs, or None at the end of an epoch."""
         try:
             return self.pipeline.run(
                 torch.cuda.current_stream(self.source.device) if self.on_gpu else None
@@ -120,22 +119,22 @@ class Dali:
             self._at_end = True
             return None
         except RuntimeError as error:
-            raise self._named(error) from None
+            raise self._error_with_file(error) from None
 
-    def _named(self, error: RuntimeError) -> Exception:
-        """The error with the file that could not be decoded, which DALI does not name."""
+    def _error_with_file(self, error: RuntimeError) -> Exception:
+        """Return an error that names the undecodable file, which DALI does not name."""
         for path in chain.from_iterable(self.feeder.recent):
             try:
                 decoding.decode(path, 32)
-            except ValueError as broken:
-                return broken
+            except ValueError as named_error:
+                return named_error
         return error
 
 
 def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> Any:
-    nvidia: Any = import_module("nvidia.dali")  # optional
-    fn = nvidia.fn
-    types = nvidia.types
+    dali: Any = import_module("nvidia.dali")  # An optional dependency.
+    fn = dali.fn
+    types = dali.types
     config = source.config.dataset
     images = source.split.images
     on_gpu = source.device.type == "cuda"
@@ -143,43 +142,43 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
     grey = source.split.grey
     channels = 1 if grey and config.alike else 3
     size = [config.image_size, config.image_size]
-    half = source.transfer is torch.float16
-    scaled = {
+    is_half = source.transfer is torch.float16
+    normalisation = {
         key: [255 * value for value in getattr(config, key)][:channels] for key in ("mean", "std")
     }
     layout = "HWC" if source.config.layout.name is LayoutName.nhwc else "CHW"
     resize = {"size": size, "interp_type": types.DALIInterpType.INTERP_LINEAR}
 
-    @nvidia.pipeline_def
+    @dali.pipeline_def
     def graph() -> Any:
-        first = types.DALIDataType.INT8 if feeder.named else types.DALIDataType.UINT8
-        kinds = [
-            first,
+        pixel_type = types.DALIDataType.INT8 if feeder.fed_by_name else types.DALIDataType.UINT8
+        input_types = [
+            pixel_type,
             types.DALIDataType.INT64,
             types.DALIDataType.INT32,
             types.DALIDataType.INT32,
         ]
         layouts = ["" if feeder.files else "HW" if grey else "HWC", "", "", ""]
-        count = 4 if augmented else 2
+        inputs = 4 if augmented else 2
         fed: Any = fn.external_source(
             source=feeder,
             cycle="raise",
-            num_outputs=count,
+            num_outputs=inputs,
             batch=True,
-            dtype=kinds[:count],
-            layout=layouts[:count],
+            dtype=input_types[:inputs],
+            layout=layouts[:inputs],
         )
         pixels = fed[0]
         labels = fed[1]
         if feeder.files:
             device = "mixed" if on_gpu else "cpu"
-            kind = types.DALIImageType.RGB
-            pixels = fn.io.file.read(pixels) if feeder.named else pixels
+            image_type = types.DALIImageType.RGB
+            pixels = fn.io.file.read(pixels) if feeder.fed_by_name else pixels
             pixels = fn.decoders.image(
-                pixels, device=device, output_type=kind, adjust_orientation=True
+                pixels, device=device, output_type=image_type, adjust_orientation=True
             )
-            whole = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
-            pixels = fn.resize(pixels, **resize, antialias=True, dtype=whole)
+            resized_type = types.DALIDataType.UINT8 if augmented else types.DALIDataType.FLOAT
+            pixels = fn.resize(pixels, **resize, antialias=True, dtype=resized_type)
         elif on_gpu:
             pixels = pixels.gpu()
         if grey:
@@ -190,15 +189,17 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
             pixels = fn.slice(
                 pixels, start=fed[2], shape=[window.height, window.width], axes=[0, 1]
             )
-        smaller = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
+        shrinks = isinstance(images, np.ndarray) and max(images.shape[1:3]) > config.image_size
         if not feeder.files or augmented:
-            pixels = fn.resize(pixels, **resize, antialias=smaller, dtype=types.DALIDataType.FLOAT)
+            pixels = fn.resize(pixels, **resize, antialias=shrinks, dtype=types.DALIDataType.FLOAT)
         if grey and not config.alike:
             pixels = fn.cat(pixels, pixels, pixels, axis=2)
-        kind = types.DALIDataType.FLOAT16 if half else types.DALIDataType.FLOAT
+        image_type = types.DALIDataType.FLOAT16 if is_half else types.DALIDataType.FLOAT
         mirror = {"mirror": fed[3]} if augmented else {}
         return (
-            fn.crop_mirror_normalize(pixels, dtype=kind, output_layout=layout, **scaled, **mirror),
+            fn.crop_mirror_normalize(
+                pixels, dtype=image_type, output_layout=layout, **normalisation, **mirror
+            ),
             labels,
         )
 
@@ -207,7 +208,7 @@ def _pipeline(source: LoaderInput, feeder: Feeder, threads: int, ahead: int) -> 
         num_threads=threads,
         device_id=source.device.index if on_gpu else None,
         prefetch_queue_depth=ahead,
-        # the only executor that leaves alone what torch uses without a copy (TensorGPU.__dlpack__)
+        # Only this executor leaves outputs alone while torch shares them (TensorGPU.__dlpack__).
         exec_dynamic=True,
         py_num_workers=0,
     )

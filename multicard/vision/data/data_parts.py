@@ -1,4 +1,8 @@
-"""The parts of a set of images, and the samples of each."""
+"""The parts of an image data set (train, validation, test) and the samples in each.
+
+Every source of samples (folders, tables, parquet files) returns its parts as `FoundParts`. This
+module also chooses the part to train on and the part to test on.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,33 +14,35 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal, page
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
-WHOLE = "all"  # the name of samples that are not split into parts
-FORMS = (
+ALL_SAMPLES = "all"  # The part's name if the samples are not divided into parts.
+# The constants below are phrases and overrides that several refusals suggest.
+DATA_FORMS_HINT = (
     "give a folder of train/<class>/ and val/<class>/, or another form of"
-    f" {page('own.md')} (images)"
+    f" {page('reference/data.md')} (images)"
 )
-IN_A_TABLE = (
-    "or name the images and their classes in a .csv of the columns path and label"
-    f" ({page('own.md')}, images)"
+OR_USE_A_TABLE = (
+    "or list the images and their classes in a .csv with the columns path and label"
+    f" ({page('reference/data.md')}, images)"
 )
 
-AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # whatever the folders are called
-TABLE = (
-    "write a .csv of the columns path and label, a row an image, and give `dataset.root=TABLE"
+FOLDERS_AS_CLASSES = "dataset.parts=[] dataset.split=0.2"  # Whatever the folders are called.
+WRITE_A_TABLE = (
+    "write a .csv with the columns path and label, one row per image, and give `dataset.root=TABLE"
     " dataset.split=0.2`"
 )
 
 
 class PartSamples(NamedTuple):
-    """The samples of a part: images, the class of each,
-    and all classes in the order of their numbers.
+    """The samples of one part: its images, their labels, and the classes in numerical order.
 
-    ignored: files or columns beside them, by kind. notices: what was taken without being named.
+    Attributes:
+        ignored: How many files or table columns beside the samples are not read, by kind.
+        notices: What was assumed without being configured.
     """
 
-    images: list[Encoded]
+    images: list[EncodedImage]
     labels: list[str]
     classes: list[str]
     ignored: Counter[str]
@@ -45,10 +51,12 @@ class PartSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class DataPart:
-    """A part of the data, which is read when it is asked for.
+    """One part of the data. Its samples are read when `read` is called.
 
-    name: as the record has it. kind: None of data that are not split. may_lack_labels: of a part to
-    test on, whose samples may all be without a class ("").
+    Attributes:
+        name: The part's name as the record shows it.
+        kind: What the part is for. None if the data are not divided into parts.
+        may_lack_labels: Whether all samples may have no label (""), as in some test sets.
     """
 
     name: str
@@ -63,11 +71,13 @@ class DataPart:
 
 @dataclass(frozen=True)
 class FoundParts:
-    """The parts that were found, and what lies beside them and belongs to none, by kind.
+    """The parts of a data set, and what lies beside them without belonging to any.
 
-    unlabelled: folders of images to test on without classes, which are counted in `ignored`.
-    notices: what was taken without being named. tables: which say the classes, where
-    folders do not, that of the first part first.
+    Attributes:
+        ignored: Files and table columns that are not read, counted by kind.
+        unlabelled: Folders of test images without classes. Their files count in `ignored`.
+        notices: What was assumed without being configured.
+        tables: The tables that give the classes, in the order of `parts`. Empty if folders do.
     """
 
     parts: list[DataPart]
@@ -78,10 +88,10 @@ class FoundParts:
 
 
 def train_and_tests(source: FoundParts, place: str) -> tuple[DataPart, list[DataPart]]:
-    """The part to train on, and those to test on, in the order in which one is taken.
+    """Return the part to train on, and the parts to test on with the preferred one first.
 
     Args:
-        place: what was typed, as "dataset.root=pets".
+        place: The configured source, such as "dataset.root=pets".
     """
     tests = [part for part in source.parts if part.kind not in (None, PartKind.train)]
     trains = [part for part in source.parts if part.kind in (None, PartKind.train)]
@@ -89,39 +99,39 @@ def train_and_tests(source: FoundParts, place: str) -> tuple[DataPart, list[Data
         names = [part.name for part in tests]
         raise Refusal(
             "photographs.no-train",
-            f"{place}: has {' and '.join(names)}, and nothing to train on; {FORMS}",
+            f"{place}: has {' and '.join(names)}, but nothing to train on; {DATA_FORMS_HINT}",
             key="dataset.root",
             parts=names,
         )
     if len(trains) > 1:
         names = [part.name for part in trains]
-        use = train_on(trains[0].name, tests[0].name if tests else None)
+        use = train_on_overrides(trains[0].name, tests[0].name if tests else None)
         raise Refusal(
             "photographs.two-trains",
-            f"{place}: {' and '.join(names)} are all called as parts to train on; name those to"
-            f" train and to test on, as `{use}`",
+            f"{place}: {' and '.join(names)} are all named as parts to train on; choose one to"
+            f" train on and one to test on, as `{use}`",
             key="dataset.root",
             parts=names,
         )
     return trains[0], tests
 
 
-def train_on(train: str, test: str | None) -> str:
-    """The overrides that train on one part and test on another, or on a fifth of the first."""
+def train_on_overrides(train: str, test: str | None) -> str:
+    """Return the overrides that train on one part and test on another, or on a fifth of it."""
     if test is None:
         return f"{override('dataset.parts', [train])} dataset.split=0.2"
     return f"{override('dataset.parts', [train, test])} dataset.split=null"
 
 
-def order_of_tests(name: str) -> tuple[int, int, str]:
-    """Parts to test on by their names, in the order in which one is taken."""
+def test_order(name: str) -> tuple[int, int, str]:
+    """Return a sort key that puts the preferred part to test on first."""
     part = part_names.parsed(name)
     kind, word = (len(PartKind), 0) if part is None else part.order
     return kind, word, name
 
 
 def train_first(names: Iterable[str]) -> list[str]:
-    """The names with that of a part to train on first, and those of parts to test on last."""
+    """Sort names: parts to train on first, parts to test on last."""
 
     def place(name: str) -> int:
         part = part_names.parsed(name)
@@ -132,26 +142,26 @@ def train_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=place)
 
 
-def chosen_parts(source: FoundParts, names: list[str], place: str) -> FoundParts:
-    """The parts that `dataset.parts` names: the first to train on, the second, if any,
-    to test on.
-    """
-    known = {part.name.lower(): part for part in source.parts}
-    absent = [name for name in names if name.lower() not in known]
-    if absent:
+def choose_parts(source: FoundParts, names: list[str], place: str) -> FoundParts:
+    """Return the parts that `dataset.parts` names: the first to train on, a second to test on."""
+    part_by_name = {part.name.lower(): part for part in source.parts}
+    absent_names = [name for name in names if name.lower() not in part_by_name]
+    if absent_names:
         raise Refusal(
             "photographs.no-part",
             f"dataset.parts=[{','.join(names)}]: {place} has no such part; it has"
-            f" {', '.join(known)}",
+            f" {', '.join(part_by_name)}",
             key="dataset.parts",
-            absent=absent,
-            parts=[*known],
+            absent=absent_names,
+            parts=[*part_by_name],
         )
-    named = [known[name.lower()] for name in names]
-    taken = [
+    chosen = [part_by_name[name.lower()] for name in names]
+    typed_parts = [
         replace(part, kind=kind)
-        for part, kind in zip(named, (PartKind.train, PartKind.test), strict=False)
+        for part, kind in zip(chosen, (PartKind.train, PartKind.test), strict=False)
     ]
-    others = [part for part in source.parts if part.name not in {each.name for each in taken}]
-    not_read = Counter({f"part {part.name}": len(part.read().labels) for part in others})
-    return replace(source, parts=taken, ignored=source.ignored + not_read)
+    other_parts = [
+        part for part in source.parts if part.name not in {typed.name for typed in typed_parts}
+    ]
+    not_read = Counter({f"part {part.name}": len(part.read().labels) for part in other_parts})
+    return replace(source, parts=typed_parts, ignored=source.ignored + not_read)

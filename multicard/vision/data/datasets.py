@@ -1,7 +1,6 @@
-"""Data sets by name, and how each is read and checked; digits and MNIST.
-Imports neither torch nor torchvision.
+"""The data sets by name: how each is read, checked and downloaded. Digits and MNIST are read here.
 
-What is absent, cut off or altered is refused.
+This module imports neither torch nor torchvision. Absent, truncated and altered files are refused.
 """
 
 import gzip
@@ -23,7 +22,7 @@ from multicard.machine import network
 from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
-from multicard.records.schema_parts import RepeatedImages
+from multicard.records.schema_data import RepeatedImages
 from multicard.vision.data import decoding, photographs
 from multicard.vision.data.splits import DataSplits, Split, held_out
 from multicard.vision.data.stored_images import column_of, path_of
@@ -31,14 +30,15 @@ from multicard.vision.data.stored_images import column_of, path_of
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set.
+    """How one data set is handled.
 
-    read: the whole of it, as configured; where it is not split into train and test yet, by a seed.
-    options: the schema of `dataset.*`.
-    check: refuses one that is absent, cut off or altered.
-    downloads: True if `check` downloads it first, which a dry run must not.
-    finish: what is done to the part that `train_limit` and `test_limit` leave.
-    require_room: refuses copies of a number of processes that do not fit into memory.
+    Attributes:
+        read: Reads the whole data set as configured. The seed matters only if it has no test part.
+        options: The schema of `dataset.*`.
+        check: Refuses a data set that is absent, truncated or altered.
+        downloads: Whether `check` downloads the data first, which a dry run must not do.
+        finish: Processes the samples that `train_limit` and `test_limit` leave.
+        require_room: Refuses copies in this number of processes if they exceed the memory.
     """
 
     read: Callable[[Any, int], DataSplits]
@@ -53,12 +53,11 @@ class DataSet:
 
 
 def read_digits(_: DatasetConfig, __: int) -> DataSplits:
-    """1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998),
-    as scikit-learn ships them.
+    """Read 1,797 handwritten digits, 8 x 8, of 43 people (Alpaydin and Kaynak, UCI 1998).
 
-    Read from scikit-learn's own file: importing sklearn.datasets takes longer than a second. The
-    split does not depend
-    on the seed: every fifth sample of each class, by a fixed shuffle, is for testing.
+    They are read from scikit-learn's own file, as importing sklearn.datasets takes over a second.
+    The split does not depend on the seed: a fixed shuffle puts a fifth of each class into the test
+    part.
     """
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.submodule_search_locations, (
@@ -68,7 +67,7 @@ def read_digits(_: DatasetConfig, __: int) -> DataSplits:
         Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt"
     ) as file:
         table = np.loadtxt(file, delimiter=",")
-    # 0..16 in the file
+    # The file has values from 0 to 16.
     images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
     is_test = held_out(labels, 1 / 5, seed=0)
@@ -82,10 +81,9 @@ def read_digits(_: DatasetConfig, __: int) -> DataSplits:
 # ---- MNIST
 
 
-# torchvision's
+# The mirrors that torchvision uses.
 MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
-# File: md5 of its .gz as torchvision 0.26 lists it, images or labels in it.
-# They come four in a set.
+# For each file: the md5 of its .gz, as in torchvision 0.26, and its number of images or labels.
 MNIST_FILES = {
     "train-images-idx3-ubyte": ("f68b3c2dcbeaaa9fbdd348bbdeb94873", 60_000),
     "train-labels-idx1-ubyte": ("d53e105ee54ea40749a09fcbcd1e9432", 60_000),
@@ -95,12 +93,12 @@ MNIST_FILES = {
 
 
 def read_mnist(config: MnistConfig, _: int) -> DataSplits:
-    """MNIST's four IDX files (LeCun, Cortes, Burges), plain or .gz."""
-    raw = _mnist_folder(config)
+    """Read MNIST's four IDX files (LeCun, Cortes, Burges), plain or compressed."""
+    raw_folder = _mnist_folder(config)
     train, test = (
         Split(
-            _idx(raw, f"{part}-images-idx3-ubyte"),
-            _idx(raw, f"{part}-labels-idx1-ubyte").astype(np.int64),
+            _read_idx(raw_folder, f"{part}-images-idx3-ubyte"),
+            _read_idx(raw_folder, f"{part}-labels-idx1-ubyte").astype(np.int64),
         )
         for part in ("train", "t10k")
     )
@@ -111,16 +109,17 @@ def _mnist_folder(config: MnistConfig) -> Path:
     return Path(config.root).expanduser() / "MNIST" / "raw"
 
 
-def _mnist_file(raw: Path, name: str) -> Path:
-    """The plain file, or else the .gz, which need not be there."""
-    return raw / name if (raw / name).is_file() else raw / f"{name}.gz"
+def _mnist_file(raw_folder: Path, name: str) -> Path:
+    """Return the plain file if it exists, or else the .gz, which need not exist."""
+    return raw_folder / name if (raw_folder / name).is_file() else raw_folder / f"{name}.gz"
 
 
-def _idx(raw: Path, name: str) -> np.ndarray:
-    """An IDX file of unsigned bytes: a header of big-endian int32 (magic, then one a dimension),
-    then the values.
+def _read_idx(raw_folder: Path, name: str) -> np.ndarray:
+    """Read an IDX file of unsigned bytes.
+
+    It has a header of big-endian int32 (magic number, then one size per dimension) and the values.
     """
-    path = _mnist_file(raw, name)
+    path = _mnist_file(raw_folder, name)
     content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     dimensions = content[3]
     shape = struct.unpack_from(f">{dimensions}i", content, 4)
@@ -128,52 +127,55 @@ def _idx(raw: Path, name: str) -> np.ndarray:
 
 
 def check_mnist(config: MnistConfig) -> None:
-    """Download the files where that is asked for, and see that all are there and whole."""
-    raw = _mnist_folder(config)
+    """Download the files if configured, and check that all are present and complete."""
+    raw_folder = _mnist_folder(config)
     if config.download:
         _download(config)
     for name, (md5, count) in MNIST_FILES.items():
-        path = _mnist_file(raw, name)
+        path = _mnist_file(raw_folder, name)
         if not path.is_file():
             raise Refusal(
                 "mnist.absent",
-                f"dataset.root={config.root}: no {name}[.gz] in {raw}; give the folder that holds"
-                " MNIST/raw, `dataset.root=FOLDER`, or fetch it there by `dataset.download=true`",
+                f"dataset.root={config.root}: there is no {name}[.gz] in {raw_folder}; give the"
+                " folder that holds MNIST/raw, `dataset.root=FOLDER`, or download it there with"
+                " `dataset.download=true`",
                 key="dataset.root",
                 file=name,
-                folder=str(raw),
+                folder=str(raw_folder),
             )
         if path.suffix == ".gz":
             is_whole = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == md5
         else:
-            is_whole = _has_shape(raw, name, (count, 28, 28) if "idx3" in name else (count,))
+            is_whole = _has_shape(raw_folder, name, (count, 28, 28) if "idx3" in name else (count,))
         if not is_whole:
             raise Refusal(
                 "mnist.altered",
-                f"dataset.root={config.root}: {path} is cut off or altered; remove it, and fetch it"
-                " again by `dataset.download=true`",
+                f"dataset.root={config.root}: {path} is truncated or altered; remove it, and"
+                " download it again with `dataset.download=true`",
                 key="dataset.root",
                 file=path.name,
             )
 
 
-def _has_shape(raw: Path, name: str, shape: tuple[int, ...]) -> bool:
+def _has_shape(raw_folder: Path, name: str, shape: tuple[int, ...]) -> bool:
     try:
-        return _idx(raw, name).shape == shape
+        return _read_idx(raw_folder, name).shape == shape
     except (IndexError, struct.error, ValueError):
         return False
 
 
 def _download(config: MnistConfig) -> None:
-    """Fetch the files that are absent, each whole or not at all."""
-    raw = _mnist_folder(config)
+    """Download the absent files, each completely or not at all."""
+    raw_folder = _mnist_folder(config)
     problems = []
-    absent = [name for name in MNIST_FILES if not _mnist_file(raw, name).is_file()]
+    absent = [name for name in MNIST_FILES if not _mnist_file(raw_folder, name).is_file()]
     for mirror in MIRRORS if absent else ():
         why = network.problem(mirror)
         try:
             for name in absent if why is None else ():
-                _fetch(f"{mirror}{name}.gz", raw / f"{name}.gz", MNIST_FILES[name][0])
+                _download_file(
+                    f"{mirror}{name}.gz", raw_folder / f"{name}.gz", MNIST_FILES[name][0]
+                )
         except (OSError, HTTPException) as error:
             why = str(error)
         if why is None:
@@ -182,20 +184,20 @@ def _download(config: MnistConfig) -> None:
     if problems:
         raise Refusal(
             "mnist.not-fetched",
-            "dataset.download=true: could not fetch MNIST into"
-            f" {config.root} ({'; '.join(problems)}); see that the machine has network, or put its"
-            " four files into MNIST/raw of dataset.root yourself",
+            "dataset.download=true: could not download MNIST into"
+            f" {config.root} ({'; '.join(problems)}); connect the machine to the network, or put"
+            " the four files into MNIST/raw of dataset.root yourself",
             key="dataset.download",
             root=config.root,
             problems=problems,
         )
 
 
-def _fetch(url: str, path: Path, md5: str) -> None:
+def _download_file(url: str, path: Path, md5: str) -> None:
     with urlopen(url, timeout=network.ANSWERS_WITHIN_S) as response:
         content = response.read()
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        raise OSError(f"{path.name} came cut off or altered")
+        raise OSError(f"{path.name} arrived truncated or altered")
     with run_folder.replacing(path) as file:
         file.write(content)
 
@@ -207,9 +209,9 @@ DATASETS = {
     "digits": DataSet(read_digits),
     "mnist": DataSet(read_mnist, MnistConfig, check_mnist, lambda config: config.download),
     "images": DataSet(
-        photographs.read,
+        photographs.read_photographs,
         ImagesConfig,
-        photographs.check,
+        photographs.check_photographs,
         finish=photographs.finish,
         require_room=photographs.require_room,
     ),
@@ -217,26 +219,25 @@ DATASETS = {
 
 
 def check(config: DatasetConfig) -> None:
-    """See that the data set is there and whole."""
+    """Check that the data set is present and complete."""
     DATASETS[config.name].check(config)
 
 
 def load(config: DatasetConfig, seed: int) -> DataSplits:
-    """Read the data set; `train_limit` and `test_limit` take
-    the first images after a shuffle by `seed`.
-    """
+    """Read the data set. `train_limit` and `test_limit` keep the first images after a shuffle."""
     dataset = DATASETS[config.name]
     return dataset.finish(_limited(dataset.read(config, seed), config, seed), config)
 
 
 def repeated(config: DatasetConfig, seed: int) -> RepeatedImages | None:
-    """Images that the runs of this configuration meet more than once, said in a line;
-    None for built-in sets.
+    """Count images that this configuration reads more than once, and print a notice about them.
+
+    Return None for built-in data sets.
     """
     if not isinstance(config, ImagesConfig):
         return None
     data = DATASETS[config.name].read(config, seed)
-    return photographs.repeated(_limited(data, config, seed), config)
+    return photographs.count_repeated(_limited(data, config, seed), config)
 
 
 def _limited(data: DataSplits, config: DatasetConfig, seed: int) -> DataSplits:
@@ -246,10 +247,12 @@ def _limited(data: DataSplits, config: DatasetConfig, seed: int) -> DataSplits:
 
 
 def content(config: DatasetConfig) -> dict[str, list[Blob]]:
-    """What identifies the whole data set: its images, or names and files of photographs, and
-    labels; and, where photographs are decoded, the version of their decoding.
+    """Return what identifies the whole data set, as named blobs to be hashed.
+
+    They are its images (names and files of photographs) and labels. For photographs, the version of
+    their decoding is included.
     """
-    # runs with other seeds repeat one another on the same data
+    # With a fixed seed, runs with different seeds count as repetitions on the same data.
     data = DATASETS[config.name].read(config, 0)
     blobs: dict[str, Path | memoryview] = {}
     encoded = [split.images for split in (data.train, data.test) if isinstance(split.images, list)]
@@ -261,7 +264,8 @@ def content(config: DatasetConfig) -> dict[str, list[Blob]]:
         blobs[f"{name} labels"] = _bytes_of(split.labels)
         if isinstance(split.images, np.ndarray):
             blobs[f"{name} images {split.images.shape}"] = _bytes_of(split.images)
-        else:  # a file that holds many images counts once; relative_to takes 7 us each
+        else:
+            # A file that holds many images counts once. Slicing avoids relative_to: 7 us per path.
             columns = {path_of(image): column_of(image) for image in split.images}
             blobs |= {str(path)[len(root) :] + column: path for path, column in columns.items()}
     return {

@@ -1,11 +1,11 @@
-"""Photographs decoded once, into one file of uint8 that all ranks
-of a node map: they share it in the page cache.
+"""Decode photographs once into one uint8 file, which all ranks of a node map into memory.
 
-The cache is in `.multicard/` of the data set, or in `dataset.cache_dir`:
+The ranks share the file in the page cache. It is in `.multicard/` of the data set, or in
+`dataset.cache_dir`:
 
 | file | content |
 |---|---|
-| <split>_<size>px.json | what they were made from; written last: the cache is there once this is |
+| <split>_<size>px.json | what the images were made from; its presence marks a complete cache |
 | <split>_<size>px-<digits>.u8 | the images (N, S, S, 3), uint8 |
 """
 
@@ -27,17 +27,19 @@ from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.json_values import as_text
 from multicard.vision.data import decoding
-from multicard.vision.data.sample_sources import folder_of
+from multicard.vision.data.sample_sources import data_folder
 from multicard.vision.data.splits import DataSplits, Split
-from multicard.vision.data.stored_images import Encoded, StoredImage, files_of, path_of
+from multicard.vision.data.stored_images import EncodedImage, StoredImage, files_of, path_of
 
-VERSION = 1  # of the format: a cache of another version is rebuilt
-CHUNK = 256  # images that are decoded ahead of the one that is written
+VERSION = 1  # The version of the format. A cache with another version is rebuilt.
+CHUNK = 256  # This many images are decoded ahead of the one that is written.
 
 
-def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
-    """The same data set with its images decoded; `facts` say where they are. A broken image is
-    refused, and a cache that cannot be written.
+def decode_into_cache(data: DataSplits, config: ImagesConfig) -> DataSplits:
+    """Return the same data set with decoded images. `facts` say where they are stored.
+
+    Raises:
+        Refusal: An image is broken, or the cache cannot be written.
     """
     splits = {}
     facts = {}
@@ -46,8 +48,8 @@ def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
         ("test", data.test, config.test_limit),
     ):
         share = limit or config.split
-        # which images follows from the run's seed
-        part = f"_{share}-{_digits(str(split.images))}" if share else ""
+        # The run's seed decides which images are used, so they are part of the cache's name.
+        part = f"_{share}-{_hash_digits(str(split.images))}" if share else ""
         splits[name], facts[name] = SplitCache(
             split, f"{name}_{config.image_size}px{part}", config
         ).open()
@@ -56,24 +58,24 @@ def cached(data: DataSplits, config: ImagesConfig) -> DataSplits:
     )
 
 
-def folder(config: ImagesConfig) -> Path:
-    """The folder of the cache."""
+def cache_folder(config: ImagesConfig) -> Path:
+    """Return the folder of the cache."""
     return Path(
-        config.cache_dir or folder_of(Path(str(config.root)).expanduser()) / ".multicard"
+        config.cache_dir or data_folder(Path(str(config.root)).expanduser()) / ".multicard"
     ).expanduser()
 
 
-def check(config: ImagesConfig) -> None:
-    """Refuse a cache that neither is there nor can be written."""
-    path = folder(config)
+def check_cache_writable(config: ImagesConfig) -> None:
+    """Refuse a cache that neither exists nor can be written."""
+    path = cache_folder(config)
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
-    usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
-    if not usable:
+    is_usable = existing.is_dir() and (os.access(existing, os.W_OK) or any(path.glob("*.json")))
+    if not is_usable:
         key = "dataset.cache_dir" if config.cache_dir else "dataset.root"
         raise Refusal(
             "cache.unwritable",
-            f"{key}={config.cache_dir or config.root}: the decoded images cannot be kept in {path};"
-            " choose a folder that can be written, `dataset.cache_dir=FOLDER`, or use"
+            f"{key}={config.cache_dir or config.root}: the decoded images cannot be stored in"
+            f" {path}; choose a writable folder, `dataset.cache_dir=FOLDER`, or use"
             " `dataset.cache=none`",
             key=key,
             folder=str(path),
@@ -88,16 +90,20 @@ class SplitCache:
         self.images = split.images
         self.labels = split.labels
         self.config = config
-        self.folder = folder(config)
+        self.folder = cache_folder(config)
         self.root = Path(str(config.root)).expanduser()
-        if self.folder != self.root / ".multicard":  # other data sets may use the folder too
-            name = f"{as_text(self.root.resolve().name)}-{_digits(str(self.root.resolve()))}_{name}"
+        if self.folder != self.root / ".multicard":  # Other data sets may use this folder too.
+            name = (
+                f"{as_text(self.root.resolve().name)}-"
+                f"{_hash_digits(str(self.root.resolve()))}_{name}"
+            )
         self.name = name
         self.entry_file = self.folder / f"{name}.json"
 
     def open(self) -> tuple[Split, dict[str, Any]]:
-        """The decoded split and facts for the record. One process builds an absent cache,
-        the others wait for it.
+        """Return the decoded split, and facts for the record.
+
+        If the cache is absent, one process builds it and the others wait.
         """
         fingerprint = self._fingerprint()
         built_s = None
@@ -105,7 +111,7 @@ class SplitCache:
         if mapped is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                # released by the kernel when this process ends
+                # The kernel releases this lock when the process ends.
                 with FileLock(self.folder / f".{self.name}.lock"):
                     mapped = self._map(fingerprint)
                     if mapped is None:
@@ -129,7 +135,7 @@ class SplitCache:
         if skipped and not self.config.skip_broken:
             why = skipped[0]["why"]
             more = (
-                f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be either)"
+                f" ({len(skipped) - 1:,} more of {len(self.images):,} cannot be decoded either)"
                 if len(skipped) > 1
                 else ""
             )
@@ -140,8 +146,8 @@ class SplitCache:
                 broken=len(skipped),
                 images=len(self.images),
             )
-        decoded = np.ones(len(self.images), dtype=bool)
-        decoded[[image["index"] for image in skipped]] = False
+        is_decoded = np.ones(len(self.images), dtype=bool)
+        is_decoded[[image["index"] for image in skipped]] = False
         facts = {
             "file": str(self.folder / entry["file"]),
             "bytes": entry["bytes"],
@@ -149,30 +155,30 @@ class SplitCache:
             "skipped": len(skipped),
             "skipped_paths": [image["path"] for image in skipped[:20]],
         }
-        return Split(images, self.labels[decoded]), facts
+        return Split(images, self.labels[is_decoded]), facts
 
     def _fingerprint(self) -> str:
-        """16 hex digits of the images' names, sizes and times, how they are decoded,
-        and to which size resized.
+        """Return 16 hex digits that depend on the names, sizes and times of the images.
+
+        They also depend on how the images are decoded.
         """
         digest = hashlib.sha256(f"{VERSION} {decoding.VERSION} {self.config.image_size}".encode())
-        root = folder_of(self.root)
+        root = data_folder(self.root)
         for image in self.images:
             path = path_of(image)
             row = ""
             if isinstance(image, StoredImage):
                 row = f"#{image.index}{image.file.column}"
             status = path.stat()
-            name = os.path.relpath(path, root).encode(errors="surrogateescape")  # of any bytes
+            # File names may hold bytes that are not UTF-8.
+            name = os.path.relpath(path, root).encode(errors="surrogateescape")
             digest.update(
                 b"\n%b%b %d %d" % (name, row.encode(), status.st_size, status.st_mtime_ns)
             )
         return digest.hexdigest()[:16]
 
     def _map(self, fingerprint: str) -> tuple[np.ndarray, dict[str, Any]] | None:
-        """The images and their entry; None where the cache is absent, of other images,
-        or was changed.
-        """
+        """Return the images and their entry, or None if the cache is absent or out of date."""
         entry = run_folder.read_json(self.entry_file)
         if entry is None or entry.get("of") != fingerprint:
             return None
@@ -181,15 +187,15 @@ class SplitCache:
             status = path.stat()
             if (status.st_size, status.st_mtime_ns) != (entry["bytes"], entry["mtime_ns"]):
                 return None
-            # c: torch wants it writable
+            # Mode c (copy on write), because torch warns of memory that is not writable.
             return np.memmap(path, np.uint8, "c", shape=tuple(entry["shape"])), entry
-        except FileNotFoundError:  # another process has just built a newer one
+        except FileNotFoundError:  # Another process has just built a newer cache.
             return None
 
     def _build(self, fingerprint: str) -> None:
         """Decode all images into a file, then write the entry. The caller holds the lock."""
         path = self.folder / f"{self.name}-{fingerprint[:8]}.u8"
-        for partial in self.folder.glob(f".{self.name}-*.u8.*"):  # of a process that was killed
+        for partial in self.folder.glob(f".{self.name}-*.u8.*"):  # Left by a killed process.
             partial.unlink()
         skipped: list[dict[str, Any]] = []
         first: Refusal | None = None
@@ -197,7 +203,7 @@ class SplitCache:
             for index, image in enumerate(self._decoded()):
                 if isinstance(image, Refusal):
                     first = first or image
-                    why = str(image.message.sentence)  # which stays in the entry
+                    why = str(image.message.sentence)  # The entry needs plain text.
                     skipped.append({"index": index, "path": str(self.images[index]), "why": why})
                 else:
                     file.write(image.tobytes())
@@ -205,7 +211,7 @@ class SplitCache:
         size = self.config.image_size
         status = path.stat()
         if not written:
-            # The refusal of one image offers to leave such images out, which would leave none
+            # The refusal of one image suggests leaving such images out, but none would remain.
             why = f"; {skipped[0]['path']}: {first.facts['why'] or 'broken'}" if first else ""
             raise Refusal(
                 "cache.nothing-decoded",
@@ -228,9 +234,9 @@ class SplitCache:
             older.unlink(missing_ok=True)
 
     def _decoded(self) -> Iterator[np.ndarray | Refusal]:
-        """All images in order, decoded by a thread a core; a broken one as its error."""
+        """Yield all images in order, decoded by one thread per core, or the refusal of each."""
 
-        def decode(image: Encoded) -> np.ndarray | Refusal:
+        def decode(image: EncodedImage) -> np.ndarray | Refusal:
             try:
                 return decoding.decode(image, self.config.image_size)
             except Refusal as refusal:
@@ -244,6 +250,6 @@ class SplitCache:
                     file.release()
 
 
-def _digits(text: str) -> str:
-    # of names of any bytes
+def _hash_digits(text: str) -> str:
+    # Names may hold bytes that are not UTF-8.
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:6]

@@ -1,9 +1,8 @@
-"""Photographs from files as a viewer shows them: 8-bit RGB, upright, the first frame,
-transparency over white.
+"""Decode photographs as a viewer shows them: 8-bit RGB, upright, first frame, on a white ground.
 
-Colour profiles are not applied. All that decodes goes through here, but for DALI, whose own decoder
-is what it is
-measured for: it is not given files that it shows otherwise (`require_plain`).
+Color profiles are not applied. All decoding goes through here except DALI's own decoder, which is
+meant to be measured as it is. DALI is not given files that it would show differently
+(`require_plain`).
 """
 
 from pathlib import Path
@@ -12,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from multicard.messages import Refusal
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Version of the pixels that `decode` returns. With another one, decoded caches are rebuilt and the
-# data has another fingerprint. 2: 16-bit grey is scaled, not cut off at 255;
-# transparency over white; turned by EXIF. 3: a fourth band of a TIFF is transparency where the
-# file says so
+# The version of the pixels that `decode` returns. A new version rebuilds decoded caches and changes
+# the fingerprint of the data.
+# 2: 16-bit grey is scaled, not clipped at 255; transparency over white; turned by EXIF.
+# 3: The fourth band of a TIFF is transparency only if the file says so.
 VERSION = 3
-# Pillow's transposition that turns an image upright, by EXIF's orientation (CIPA DC-008,
-# 4.6.5.1.1); 1 is upright
+# The Pillow transposition that turns an image upright, by EXIF's orientation (CIPA DC-008,
+# 4.6.5.1.1). Orientation 1 is upright.
 TURNS = {
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -33,18 +32,20 @@ TURNS = {
     7: "TRANSVERSE",
     8: "ROTATE_90",
 }
-# tags of EXIF and TIFF
+# Tags of EXIF and TIFF.
 ORIENTATION = 0x112
 BITS_PER_SAMPLE = 0x102
 PHOTOMETRIC = 0x106
 EXTRA_SAMPLES = 0x152
-ALPHA = {1, 2}  # values of EXTRA_SAMPLES
-WHITE_IS_ZERO = 0  # a value of PHOTOMETRIC
+ALPHA = {1, 2}  # Values of EXTRA_SAMPLES that mean transparency.
+WHITE_IS_ZERO = 0  # A value of PHOTOMETRIC.
 
 
-def decode(encoded: Encoded, image_size: int) -> np.ndarray:
-    """The photograph as uint8 (S, S, 3), of any size, mode and proportions.
-    A broken file is refused by its name.
+def decode(encoded: EncodedImage, image_size: int) -> np.ndarray:
+    """Decode a photograph of any size, mode and proportions as uint8 (S, S, 3).
+
+    Raises:
+        Refusal: The file is broken.
     """
     import torch
     from PIL import Image, UnidentifiedImageError
@@ -52,13 +53,13 @@ def decode(encoded: Encoded, image_size: int) -> np.ndarray:
 
     try:
         with encoded.open("rb") as file, Image.open(file) as image:
-            pixels = torch.from_numpy(np.array(shown(image))).permute(2, 0, 1)
+            pixels = torch.from_numpy(np.array(upright_rgb(image))).permute(2, 0, 1)
     except MemoryError:
         raise
-    # each decoder has its own: SyntaxError of a PNG, RuntimeError of an AVIF
+    # Each decoder raises its own exceptions: SyntaxError for PNG, RuntimeError for AVIF.
     except Exception as error:
         why = (
-            "no image of a known format"
+            "not an image of a known format"
             if isinstance(error, UnidentifiedImageError)
             else str(error)
         )
@@ -74,24 +75,26 @@ def decode(encoded: Encoded, image_size: int) -> np.ndarray:
     )
 
 
-def shown(image: "Image") -> "Image":
-    """The first frame of an opened image in RGB, upright. Pixels of 32 bits,
-    whose white is not known, are refused.
+def upright_rgb(image: "Image") -> "Image":
+    """Return the first frame of an opened image in RGB, upright.
+
+    Raises:
+        Refusal: The image has 32 bits per pixel, so that the value of white is unknown.
     """
     from PIL.Image import Transpose
 
     rgb = _rgb(image)
-    # known once the pixels are read: Pillow turns a TIFF itself, and PNG may have it at its end
-    turn = _turn(image)
+    # The orientation is known only after the pixels were read. Pillow turns a TIFF itself, and a
+    # PNG may have its EXIF at the end.
+    turn = _upright_transposition(image)
     return rgb if turn is None else rgb.transpose(Transpose[turn])
 
 
-def require_plain(encoded: Encoded) -> None:
-    """Refuse, by its header alone, a file that only `decode` shows as a viewer does: GIF, AVIF,
-    16 bits, transparency.
+def require_plain(encoded: EncodedImage) -> None:
+    """Refuse a file that DALI shows differently than a viewer: GIF, AVIF, 16 bits, transparency.
 
-    JPEGs have neither, and are not opened. A file without a
-    header that can be read passes: its decoding fails.
+    Only the header is read. JPEGs have none of these and are not opened. A file with an unreadable
+    header passes, as its decoding will fail.
     """
     from PIL import Image
 
@@ -104,13 +107,13 @@ def require_plain(encoded: Encoded) -> None:
                 or image.mode[0] in "IF"
                 or image.has_transparency_data
             )
-    except Exception:  # as in `decode`, which names it
+    except Exception:  # `decode` will name the broken file.
         return
     if not is_plain:
         raise Refusal(
             "dali.shows-otherwise",
             f"{encoded}: is a GIF or AVIF, or has transparency or more than 8 bits, which"
-            " loader=dali shows otherwise; use `dataset.cache=mmap` or `loader=torch`",
+            " loader=dali shows differently; use `dataset.cache=mmap` or `loader=torch`",
             key="loader",
             image=str(encoded),
         )
@@ -124,7 +127,7 @@ def _rgb(image: "Image") -> "Image":
     if image.mode in ("I", "F"):
         raise Refusal(
             "photographs.white-unknown",
-            "32 bits a pixel, whose white is not known; save it with 8 or 16",
+            "it has 32 bits per pixel, so the value of white is unknown; save it with 8 or 16",
         )
     if not image.has_transparency_data or has_other_band(image):
         return image.convert("RGB")
@@ -133,9 +136,7 @@ def _rgb(image: "Image") -> "Image":
 
 
 def has_other_band(image: "Image") -> bool:
-    """True of a TIFF whose fourth band is near infrared or anything but transparency, for which
-    Pillow takes it.
-    """
+    """Tell whether Pillow takes the fourth band of a TIFF, such as near infrared, for alpha."""
     tags: Any = getattr(image, "tag_v2", None)
     if image.mode != "RGBA" or tags is None:
         return False
@@ -144,14 +145,16 @@ def has_other_band(image: "Image") -> bool:
 
 
 def _scaled_to_8_bits(image: "Image") -> "Image":
-    """Grey of more than 8 bits in 8, rounded; a transparent level is white."""
+    """Scale grey of more than 8 bits to 8, rounded. A transparent level becomes white."""
     from PIL import Image
 
     values = np.asarray(image)
     tags: Any = getattr(image, "tag_v2", {})
-    # Pillow takes 12 bits of a TIFF as they are
-    most = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
-    levels = ((values.astype(np.uint32) * 255 + most // 2) // most).astype(np.uint8)
+    # Pillow does not scale the 12 bits of a TIFF to 16.
+    largest_value = 2 ** tags.get(BITS_PER_SAMPLE, (16,))[0] - 1
+    levels = ((values.astype(np.uint32) * 255 + largest_value // 2) // largest_value).astype(
+        np.uint8
+    )
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:
         levels = 255 - levels
     transparent = image.info.get("transparency")
@@ -160,11 +163,12 @@ def _scaled_to_8_bits(image: "Image") -> "Image":
     return Image.fromarray(levels)
 
 
-def _turn(image: "Image") -> str | None:
-    """The transposition that turns the image upright; None where it is,
-    or where its EXIF is broken.
+def _upright_transposition(image: "Image") -> str | None:
+    """Return the transposition that turns the image upright, or None if it is upright.
+
+    Broken EXIF also gives None.
     """
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # EXIF is a TIFF of its own, and breaks in as many ways
+    except Exception:  # EXIF is itself a TIFF and breaks in as many ways.
         return None

@@ -1,5 +1,6 @@
-"""`loader=device`: the data set crosses as uint8, once where it fits,
-and is preprocessed on the device.
+"""`loader=device`: images cross to the device as uint8 and are preprocessed there.
+
+If the data set fits into the budget of memory, it crosses only once.
 """
 
 from collections.abc import Iterator
@@ -14,18 +15,21 @@ from multicard.measure import memory
 from multicard.vision.data import preprocess
 from multicard.vision.data.batch import Batch, LoaderInput, side_stream
 
-WINDOW_BYTES = 8 + 8 + 1  # top, left and flip of an image
-BUDGET_SHARE = 0.25  # of a GPU's memory before training, unless dataset.device_budget_bytes is set
+WINDOW_BYTES = 8 + 8 + 1  # The top, left and flip of one image.
+# The budget, unless `dataset.device_budget_bytes` sets it, as a share of free GPU memory.
+BUDGET_SHARE = 0.25
 
 
 class Resident:
     """Batches of uint8 images on the device.
 
-    Where all fit the budget, the set crosses before the first batch (`resident`), or a rank's shard
-    of it at the start of every epoch (`shard`); else every batch crosses as uint8 (`streamed`).
-    Gathering, resizing and normalising run on the device, on CUDA on the side stream, so that they
-    overlap with the step before. On CPU ranks nothing crosses, and the images stay where all ranks
-    of the node share them; what would cross is counted.
+    If all images fit into the budget, they cross before the first batch (`resident`). If ranks read
+    shards, each rank's shard crosses at the start of every epoch instead (`shard`). Otherwise every
+    batch crosses as uint8 (`streamed`).
+
+    Gathering, resizing and normalising run on the device. On CUDA, they use the side stream to
+    overlap with the step before. On CPU ranks nothing crosses, and all ranks of a node share the
+    images. The bytes that would cross are counted nevertheless.
     """
 
     def __init__(self, source: LoaderInput) -> None:
@@ -34,27 +38,36 @@ class Resident:
         assert isinstance(images, np.ndarray), "refused by the controller"
         self.images = images
         self.labels = source.split.labels
-        # this rank reads the same rows of a test set every time
+        # In testing, this rank reads the same rows every time.
         self.rows = (
             None if source.training else np.fromiter(source.sampler, np.int64) % len(source.split)
         )
-        read = len(source.sampler) if source.sharded or self.rows is not None else len(images)  # pyright: ignore[reportArgumentType]
+        images_read = (
+            len(source.sampler) if source.sharded or self.rows is not None else len(images)
+        )  # pyright: ignore[reportArgumentType]
         image_bytes = images[0].nbytes
         budget = source.config.dataset.device_budget_bytes
         if budget is None:
-            # of all memory in a race: its paused cells hold a part,
-            # which the final run of the winner has free again
-            raced = memory.device_memory(source.device.type) if pauses(source.config) else None
-            budget = int(
-                BUDGET_SHARE
-                * (raced.total_bytes if raced else memory.free_memory_bytes(source.device))
+            # In a race, paused cells occupy memory that is free again for the winner's final run.
+            # The budget is therefore a share of all memory.
+            race_memory = (
+                memory.device_memory(source.device.type) if pauses(source.config) else None
             )
+            if race_memory:
+                memory_bytes = race_memory.total_bytes
+            else:
+                memory_bytes = memory.free_memory_bytes(source.device)
+            budget = int(BUDGET_SHARE * memory_bytes)
         self.mode = (
-            "streamed" if read * image_bytes > budget else "shard" if source.sharded else "resident"
+            "streamed"
+            if images_read * image_bytes > budget
+            else "shard"
+            if source.sharded
+            else "resident"
         )
         self.facts: dict[str, Any] = {
             "mode": self.mode,
-            "bytes": read * image_bytes,
+            "bytes": images_read * image_bytes,
             "budget_bytes": budget,
         }
         self.setup_bytes = 0
@@ -66,7 +79,7 @@ class Resident:
                 self.images = images[self.rows]
                 self.labels = self.labels[self.rows]
                 self.rows = np.arange(len(self.rows))
-            self.setup_bytes = read * (image_bytes + self.labels.itemsize)
+            self.setup_bytes = images_read * (image_bytes + self.labels.itemsize)
             self.raw = self._send(self.images)
             self.targets = self._send(self.labels)
 
@@ -74,22 +87,24 @@ class Resident:
         source = self.source
         image_bytes = self.images[0].nbytes
         draws = np.fromiter(source.sampler, np.int64)
-        order = draws % len(source.split) if self.rows is None else self.rows
-        slices = [
+        sample_order = draws % len(source.split) if self.rows is None else self.rows
+        batch_slices = [
             slice(first, first + source.batch_size)
-            for first in range(0, len(order), source.batch_size)
+            for first in range(0, len(sample_order), source.batch_size)
         ]
         if self.mode == "shard":
-            self._send_shard(order)
+            self._send_shard(sample_order)
         elif self.mode == "resident":
-            self.order = self._send(order)
-        # what crosses for the whole epoch counts with its first batch
-        epoch_bytes = {"resident": order.nbytes, "shard": len(order) * image_bytes, "streamed": 0}[
-            self.mode
-        ]
-        label_bytes = order.nbytes if self.mode == "shard" else 0
-        batches = (self._batch(part, order, draws) for part in slices)
-        for images, labels in self._ahead(batches) if self.on_cuda else batches:
+            self.order = self._send(sample_order)
+        # Bytes that cross for the whole epoch count with its first batch.
+        epoch_bytes = {
+            "resident": sample_order.nbytes,
+            "shard": len(sample_order) * image_bytes,
+            "streamed": 0,
+        }[self.mode]
+        label_bytes = sample_order.nbytes if self.mode == "shard" else 0
+        batches = (self._batch(part, sample_order, draws) for part in batch_slices)
+        for images, labels in self._prepare_ahead(batches) if self.on_cuda else batches:
             window_bytes = (
                 WINDOW_BYTES * len(labels)
                 if source.training and source.config.dataset.augment
@@ -101,25 +116,25 @@ class Resident:
                 yield Batch(images, labels, window_bytes + epoch_bytes, label_bytes)
                 epoch_bytes = label_bytes = 0
 
-    def _send_shard(self, order: np.ndarray) -> None:
-        """Send this epoch's images in the order of their use; on CPU they stay where they are."""
+    def _send_shard(self, sample_order: np.ndarray) -> None:
+        """Send this epoch's images in the order of their use. On CPU, they stay in place."""
         if not self.on_cuda:
             self.raw, self.targets, self.order = map(
-                torch.from_numpy, (self.images, self.labels, order)
+                torch.from_numpy, (self.images, self.labels, sample_order)
             )
             return
-        self.raw = self.targets = torch.empty(0)  # frees the last epoch's
-        self.raw = self._send(self.images[order])
-        self.targets = self._send(self.labels[order])
-        self.order = torch.arange(len(order), device=self.source.device)
+        self.raw = self.targets = torch.empty(0)  # Frees the last epoch's images and labels.
+        self.raw = self._send(self.images[sample_order])
+        self.targets = self._send(self.labels[sample_order])
+        self.order = torch.arange(len(sample_order), device=self.source.device)
 
     def _batch(
-        self, part: slice, order: np.ndarray, draws: np.ndarray
+        self, part: slice, sample_order: np.ndarray, draws: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels on the device, of a part of the epoch's order."""
+        """Return images and labels on the device for a part of the epoch's order."""
         if self.mode == "streamed":
             raw, labels = (
-                self._send(values[order[part]], self.source.pin)
+                self._send(values[sample_order[part]], self.source.pin)
                 for values in (self.images, self.labels)
             )
         else:
@@ -129,9 +144,7 @@ class Resident:
         return self._prepared(self.source.augmented(raw, draws[part])), labels
 
     def _prepared(self, raw: torch.Tensor) -> torch.Tensor:
-        """Images as the model takes them. Odd last batches go uncompiled,
-        as they do through the model.
-        """
+        """Prepare images for the model. As in the model, a smaller last batch is not compiled."""
         if not self.compiled or len(raw) != self.source.batch_size:
             return self.prepare(raw)
         nhwc = self.source.config.layout.name is LayoutName.nhwc
@@ -140,7 +153,7 @@ class Resident:
         )
 
     def warm(self) -> None:
-        """Have the code that prepares batches compiled, by a batch that is thrown away."""
+        """Compile the preparation of batches ahead of training with a batch that is thrown away."""
         if not self.compiled or len(self.labels) < self.source.batch_size:
             return
         raw = torch.zeros(self.source.batch_size, *self.images.shape[1:], dtype=torch.uint8)
@@ -151,13 +164,13 @@ class Resident:
         tensor = torch.from_numpy(values)
         return (tensor.pin_memory() if pin else tensor).to(self.source.device, non_blocking=True)
 
-    def _ahead(
+    def _prepare_ahead(
         self, batches: Iterator[tuple[torch.Tensor, torch.Tensor]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Prepare each batch on the side stream, while the one before it is trained on."""
+        """Prepare each batch on the side stream while the step before it runs."""
         training = torch.cuda.current_stream(self.source.device)
         preparing = side_stream(self.source.device)
-        preparing.wait_stream(training)  # the epoch's data was sent there
+        preparing.wait_stream(training)  # The epoch's data were sent on the training stream.
 
         def prepare_next() -> tuple[tuple[torch.Tensor, torch.Tensor], Any] | None:
             with torch.cuda.stream(preparing):
@@ -169,7 +182,7 @@ class Resident:
             (images, labels), event = ready
             ready = prepare_next()
             training.wait_event(event)
-            # allocated on one stream, used on another: the memory waits for both
+            # Allocated on one stream and used on another: reuse of the memory must wait for both.
             images.record_stream(training)
             labels.record_stream(training)
             yield images, labels

@@ -1,5 +1,6 @@
-"""What lies in folders: images, folders and files that are not read, by their kind.
-Hidden ones are left out.
+"""List what a folder holds: images, subfolders, and the files that are not read, counted by kind.
+
+Hidden files and folders are left out.
 """
 
 import os
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from multicard.messages import Refusal
 
-SUFFIXES = (
+IMAGE_SUFFIXES = (
     ".jpg",
     ".jpeg",
     ".png",
@@ -25,9 +26,9 @@ SUFFIXES = (
     ".jfif",
     ".avif",
 )
-# What systems and programs leave in folders; it counts as hidden,
-# as all whose name begins with a dot does
-LEFT_BY_OTHERS = {
+# Names, in lower case, that operating systems and programs leave in folders. They count as hidden,
+# like all names that begin with a dot.
+SYSTEM_NAMES = {
     "__macosx",
     "@eadir",
     "$recycle.bin",
@@ -35,8 +36,9 @@ LEFT_BY_OTHERS = {
     "lost+found",
     "__pycache__",
 }
-LEFT_BY_OTHERS |= {"thumbs.db", "desktop.ini", "icon\r"}
-NOTES = {
+SYSTEM_NAMES |= {"thumbs.db", "desktop.ini", "icon\r"}
+# Endings of files about images, such as their annotations.
+NOTE_SUFFIXES = {
     ".txt",
     ".md",
     ".csv",
@@ -51,8 +53,9 @@ NOTES = {
     ".html",
     ".py",
 }
-NOTES |= {".ipynb", ".xlsx", ".xls", ".rst", ".npy", ".pkl", ".names", ".cfg"}
-# Names of folders of such files, in lower case, which are no classes beside others
+NOTE_SUFFIXES |= {".ipynb", ".xlsx", ".xls", ".rst", ".npy", ".pkl", ".names", ".cfg"}
+# Names, in lower case, of folders that hold such files. Beside folders of classes, they are no
+# class themselves.
 NOTE_FOLDERS = {
     "meta",
     "metadata",
@@ -78,25 +81,26 @@ NOTE_FOLDERS |= {
     "lists",
     "attributes",
 }
-OWN = ".multicard"  # holds decoded images
-OUTSIDE = " outside of classes"  # is added to the kind of images there
-LONGEST_ENDING = 8  # letters; what is longer is a part of a name
+CACHE_FOLDER = ".multicard"  # Our own decoded images; they do not count as ignored.
+OUTSIDE_CLASSES = " outside of classes"  # Follows the kind of an image that lies in no class.
+LONGEST_ENDING = 8  # Letters. Whatever is longer belongs to the name.
 
 
 def is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in LEFT_BY_OTHERS
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def kind_of_file(name: str) -> str:
-    """The kind under which a file that is not read is counted: its ending."""
+    """Return the kind under which an unread file is counted: its ending."""
     ending = Path(name).suffix.lower()
     is_ending = 1 < len(ending) <= LONGEST_ENDING and ending[1:].isalnum()
     return ending if is_ending else "files without an ending"
 
 
 class FolderListing(NamedTuple):
-    """What lies directly in a folder: whether an image does,
-    and its folders but for hidden ones.
+    """The direct content of a folder: whether it holds an image, and its visible subfolders.
+
+    If it holds an image, `folders` is empty.
     """
 
     has_images: bool
@@ -107,8 +111,8 @@ class FolderListing(NamedTuple):
         return {folder.name for folder in self.folders}
 
 
-def look(folder: Path) -> FolderListing:
-    """A look into a folder, up to its first image: folders of classes may hold a million."""
+def list_folder(folder: Path) -> FolderListing:
+    """List a folder, stopping at its first image: a class may hold a million of them."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -116,113 +120,118 @@ def look(folder: Path) -> FolderListing:
                 continue
             if entry.is_dir():
                 folders.append(Path(entry.path))
-            elif entry.name.lower().endswith(SUFFIXES):
+            elif entry.name.lower().endswith(IMAGE_SUFFIXES):
                 return FolderListing(True, [])
     return FolderListing(False, sorted(folders))
 
 
-def class_folders(folder: Path) -> list[Path]:
+def visible_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path.name))
 
 
 def images_in(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """All images below `folder` that neither are hidden nor lie in a hidden folder, by folder and
-    name; and how many other files lie there, by kind.
+    """Find all images below `folder`, except hidden ones and ones in hidden folders.
 
-    Circles of links and pipes are refused; an OSError is of a folder that cannot be read.
+    Returns:
+        The images, sorted by folder and name, and the number of other files by kind.
+
+    Raises:
+        Refusal: a link leads into a circle, or an image is a pipe or a broken link.
+        OSError: a folder cannot be read.
     """
     images = []
-    others = Counter[str]()
-    seen = set()
+    other_files = Counter[str]()
+    visited = set()
     folders = [os.fspath(folder)]
     while folders:
         part = folders.pop()
         real = os.path.realpath(part)
-        if real in seen:
+        if real in visited:
             raise Refusal(
                 "photographs.circle",
-                f"{part}: leads to a folder of {folder} that is read already; remove this link",
+                f"{part}: leads to a folder of {folder} that was already read; remove this link",
                 path=part,
                 folder=str(folder),
             )
-        seen.add(real)
-        with os.scandir(part) as entries:  # tells files without a call for each
+        visited.add(real)
+        with os.scandir(part) as entries:  # Needs no system call per file to recognize folders.
             for entry in entries:
                 if is_hidden(entry.name):
-                    others["hidden"] += entry.name != OWN
+                    other_files["hidden"] += entry.name != CACHE_FOLDER
                 elif entry.is_dir():
                     folders.append(entry.path)
-                elif not entry.name.lower().endswith(SUFFIXES):
-                    others[kind_of_file(entry.name)] += 1
+                elif not entry.name.lower().endswith(IMAGE_SUFFIXES):
+                    other_files[kind_of_file(entry.name)] += 1
                 elif entry.is_file():
                     images.append((part, entry.name))
                 else:
                     raise Refusal(
                         "photographs.no-file",
-                        f"{entry.path}: is no file, or a link that leads nowhere; remove it",
+                        f"{entry.path}: is not a file, or is a link that leads nowhere; remove it",
                         path=entry.path,
                     )
-    return [Path(*image) for image in sorted(images)], +others
+    return [Path(*image) for image in sorted(images)], +other_files
 
 
 def holds_images(folder: Path) -> bool:
-    """True where an image lies anywhere below a folder."""
+    """Tell whether an image lies anywhere below a folder."""
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not is_hidden(name)]
-        if any(name.lower().endswith(SUFFIXES) and not is_hidden(name) for name in files):
+        if any(name.lower().endswith(IMAGE_SUFFIXES) and not is_hidden(name) for name in files):
             return True
     return False
 
 
 def holds_notes(folder: Path) -> bool:
-    """True of a folder of files about images alone, as meta/ of Food-101: neither an empty one, nor
-    one with images of a form that is not read.
+    """Tell whether a folder holds only files about images, like meta/ of Food-101.
+
+    An empty folder does not, nor does a folder with images in a format that is not read.
     """
-    files = []
-    for _, _, names in os.walk(folder):
-        files.extend(name for name in names if not is_hidden(name))
-    return bool(files) and all(Path(name).suffix.lower() in NOTES for name in files)
+    all_names = []
+    for _, _, file_names in os.walk(folder):
+        all_names.extend(name for name in file_names if not is_hidden(name))
+    return bool(all_names) and all(Path(name).suffix.lower() in NOTE_SUFFIXES for name in all_names)
 
 
-def called_as_notes(folder: Path) -> bool:
+def is_note_folder(folder: Path) -> bool:
     return folder.name.lower() in NOTE_FOLDERS and holds_notes(folder)
 
 
-def beside(folder: Path) -> Counter[str]:
-    """The files directly in a folder, beside its folders, by kind."""
-    found = Counter[str]()
+def count_loose_files(folder: Path) -> Counter[str]:
+    """Count the files that lie directly in a folder, beside its subfolders, by kind."""
+    counts = Counter[str]()
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_hidden(entry.name):
-                found["hidden"] += entry.name != OWN
+                counts["hidden"] += entry.name != CACHE_FOLDER
             elif not entry.is_dir():
                 kind = kind_of_file(entry.name)
-                found[f"{kind}{OUTSIDE}" if kind in SUFFIXES else kind] += 1
-    return +found
+                counts[f"{kind}{OUTSIDE_CLASSES}" if kind in IMAGE_SUFFIXES else kind] += 1
+    return +counts
 
 
 def count_files(folder: Path) -> int:
-    """The files below a folder that is not read."""
+    """Count all files below a folder."""
     return sum(len(files) for _, _, files in os.walk(folder))
 
 
-def in_words(counts: Counter[str]) -> str:
-    """What is not read: "50 .heic, 3 .txt"."""
+def format_counts(counts: Counter[str]) -> str:
+    """Format counts by kind, the largest first: "50 .heic, 3 .txt"."""
     return ", ".join(f"{number:,} {kind}" for kind, number in counts.most_common())
 
 
 def are_numbered(names: Iterable[str]) -> bool:
-    """True of folders that divide an archive: images_001 and images_002, part_a and part_b, 0f."""
+    """Tell whether names only number the pieces of an archive: images_001, part_a, 0f."""
     return len({_words(name) for name in names}) == 1
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """The words of a folder's name without numbers and letters: of images_001, part_a, and 0f."""
+    """Split a name into words, without numbers, single letters, and names such as 0f."""
     if re.fullmatch(r"[0-9a-f]{1,2}", name.lower()):
         return ()
     return tuple(word for word in re.findall(r"[^\W\d_]+", name.lower()) if len(word) > 1)
 
 
-def filled_names(folder: Path) -> set[str]:
-    """The names of the folders in a folder that hold images."""
-    return {each.name for each in class_folders(folder) if holds_images(each)}
+def names_with_images(folder: Path) -> set[str]:
+    """Return the names of the subfolders that hold images."""
+    return {subfolder.name for subfolder in visible_folders(folder) if holds_images(subfolder)}

@@ -1,6 +1,4 @@
-"""`loader=torch`: torch's DataLoader over samples. All the work is done on the host,
-in the loader's workers.
-"""
+"""`loader=torch`: torch's DataLoader over single samples. Its workers do all work on the host."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from multicard.vision.data.batch import Batch, LoaderInput
 
 
 class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
-    """One sample at a time through torchvision's v2 transforms, as the papers had it."""
+    """Passes one sample at a time through torchvision's v2 transforms, as the papers did."""
 
     def __init__(self, source: LoaderInput) -> None:
         self.source = source
@@ -30,7 +28,7 @@ class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
         self.transform = v2.Compose(
             [
                 v2.ToImage(),
-                v2.RGB(),  # a grey image three times
+                v2.RGB(),  # Repeats a grey image three times.
                 v2.Resize(size, antialias=True),
                 v2.ToDtype(
                     torch.float64 if source.transfer is torch.float64 else torch.float32, scale=True
@@ -47,7 +45,7 @@ class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
         try:
             return self.sample(draw)
         except Refusal as error:
-            # torch hands on the text of a worker's traceback, and no error
+            # From a worker, torch passes on only the text of the traceback, not the error itself.
             if get_worker_info() is not None:
                 error.note()
             raise
@@ -75,9 +73,7 @@ class TransformedSamples(Dataset[tuple[torch.Tensor, int]]):
 
 
 class FromHost:
-    """The batches of a DataLoader over single samples,
-    which are on the host: all of each crosses.
-    """
+    """The batches of a DataLoader over single samples. They are made on the host."""
 
     setup_bytes = 0
 
@@ -91,23 +87,23 @@ class FromHost:
             batch_size=source.batch_size,
             sampler=source.sampler,
             num_workers=workers,
-            # torch's default on Linux; a forked rank loses it
+            # This is torch's default on Linux, but a forked rank loses it.
             multiprocessing_context="fork" if workers else None,
             pin_memory=source.pin,
             prefetch_factor=options.prefetch_factor if workers else None,
             persistent_workers=options.persistent_workers and workers > 0,
             worker_init_fn=partial(_start_worker, os.getpid()),
-            # its own: starting the workers, which a resumed run does again,
-            # would draw from dropout's generator
+            # Starting workers draws a seed. It must not come from dropout's generator, because a
+            # resumed run starts its workers again.
             generator=torch.Generator().manual_seed(source.config.seed),
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        return _batches(iter(self.loader))  # the workers start now
+        return _batches(iter(self.loader))  # The workers start here.
 
 
 def _batches(loaded: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Batch]:
-    """The batches; a refusal in a worker is one here too."""
+    """Yield the batches, and turn a refusal in a worker back into a refusal."""
     try:
         for images, labels in loaded:
             yield Batch(images, labels, images.nbytes, labels.nbytes)
@@ -119,4 +115,4 @@ def _batches(loaded: Iterator[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[Ba
 
 
 def _start_worker(parent: int, _: int) -> None:
-    die_with_parent(parent)  # torch's own watchdog takes the parent of now
+    die_with_parent(parent)  # torch's watchdog misses a parent that died before it started.

@@ -1,5 +1,7 @@
-"""Images in tables: of paths and classes, and parquet or Arrow files
-of Hugging Face's `datasets` that hold them.
+"""Read images from tables: tables of paths and classes, and files that hold the images.
+
+The former are .csv, .tsv and .jsonl files. The latter are parquet or Arrow files as Hugging Face's
+`datasets` writes them.
 """
 
 import os
@@ -16,52 +18,60 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.records.separated_text import separated_text
-from multicard.vision.data import class_names, class_values, table_images
+from multicard.vision.data import class_names, class_values, listed_labels, table_images
 from multicard.vision.data.data_parts import (
-    FORMS,
-    WHOLE,
+    ALL_SAMPLES,
+    DATA_FORMS_HINT,
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
+    test_order,
 )
 from multicard.vision.data.image_columns import (
     LABELS,
-    NONE_NAMED,
-    Named,
-    Usable,
-    declared,
-    no_columns,
+    NO_COLUMN_NAMES,
+    ColumnNames,
+    UsableColumns,
+    declared_class_names,
+    no_columns_refusal,
     require_bytes,
-    require_no_pixels,
     require_one_column_of_classes,
     require_same_columns,
-    splits_of,
-    usable,
+    split_columns,
+    usable_columns,
 )
-from multicard.vision.data.stored_images import STREAM, Encoded, ImageFile, StoredImage, opened
+from multicard.vision.data.stored_images import (
+    ARROW_SUFFIX,
+    EncodedImage,
+    ImageFile,
+    StoredImage,
+    open_dataset,
+)
+from multicard.vision.data.text_tables import text_table
 
-PARQUET = ".parquet"
-LINES = ".jsonl"
-NO_CLASS = "-1"  # in place of a number of a class
+PARQUET_SUFFIX = ".parquet"
+NO_CLASS = "-1"  # Stands in place of the number of a class.
 
 
 @dataclass(frozen=True)
 class TableColumns:
-    """What is read of a table, a value a row.
+    """The values that are read from a table, one per row.
 
-    labels: "" where a row has no class. parts: None without a column of `SPLITS`. classes: in their
-    order, where `datasets` declared them in the file. ignored: rows of each other column. several:
-    the images of a row whose name several have. notices: what was taken without being named.
+    Attributes:
+        labels: The class of each row, "" if it has none.
+        parts: The part of each row. None if no column gives it.
+        classes: The classes in the order that `datasets` declared in the file, if it did.
+        ignored: The number of rows of each column that is not read.
+        ambiguous: By row, the images with the row's name if several images have it.
+        notices: What was assumed without being configured.
     """
 
-    images: list[Encoded]
+    images: list[EncodedImage]
     labels: list[str]
     parts: list[str] | None
     classes: list[str]
     ignored: Counter[str]
-    several: dict[int, list[Path]]
+    ambiguous: dict[int, list[Path]]
     notices: tuple[Message, ...]
 
 
@@ -69,41 +79,44 @@ def table_parts(
     paths: list[Path],
     by_split: bool = True,
     any_name: bool = False,
-    named: Named = NONE_NAMED,
-    to_test: str | None = None,
-    own_folders: Sequence[Path] = (),
+    column_names: ColumnNames = NO_COLUMN_NAMES,
+    trained_label: str | None = None,
+    first_folders: Sequence[Path] = (),
 ) -> FoundParts:
-    """The rows of a table in one or more files; parts by its column `split`,
-    or another of `SPLITS`.
+    """Read a table in one or more files. A column such as `split` divides it into parts.
 
-    Of a part to test on, no row need have a class: the hub's are published without.
+    The rows of a part to test on may all lack a class, as test sets are often published without.
 
     Args:
-        any_name: take parts of any name, of which `dataset.parts` chooses.
-        named: `dataset.columns`.
-        to_test: the column of the classes that are trained on, where all rows are to be tested on.
-        own_folders: where images that are given by their names alone are looked for first.
+        by_split: Divide the rows into parts by a column.
+        any_name: Accept parts with any name, as `dataset.parts` chooses among them.
+        column_names: `dataset.columns`.
+        trained_label: The column that holds the classes in the part to train on. None unless all
+            rows of this table are to be tested on.
+        first_folders: The folders in which images given by name alone are looked up first.
     """
-    table = _columns(paths, by_split, named, to_test, own_folders)
-    parts = [part.lower() for part in table.parts] if table.parts else [WHOLE] * len(table.images)
-    found: dict[str, PartSamples] = {
+    table = _read_table(paths, by_split, column_names, trained_label, first_folders)
+    parts = (
+        [part.lower() for part in table.parts] if table.parts else [ALL_SAMPLES] * len(table.images)
+    )
+    samples_by_part: dict[str, PartSamples] = {
         part: PartSamples([], [], [], Counter(), table.notices) for part in parts
     }
-    unlabelled = _without_labels(table.labels, parts, to_test is not None)
-    wrong: dict[Message, list[int]] = {}
+    unlabelled = _without_labels(table.labels, parts, trained_label is not None)
+    bad_rows: dict[Message, list[int]] = {}
     for row, (image, label, part) in enumerate(zip(table.images, table.labels, parts, strict=True)):
         if part in unlabelled:
-            found[part].images.append(image)
-            found[part].labels.append("")
+            samples_by_part[part].images.append(image)
+            samples_by_part[part].labels.append("")
             continue
         problem = _problem_of_row(
-            image, label, None if any_name else part, table.several.get(row, [])
+            image, label, None if any_name else part, table.ambiguous.get(row, [])
         )
         if problem is not None:
-            wrong.setdefault(problem, []).append(row)
-        found[part].images.append(image)
-        found[part].labels.append(label)
-    for problem, rows in wrong.items():
+            bad_rows.setdefault(problem, []).append(row)
+        samples_by_part[part].images.append(image)
+        samples_by_part[part].labels.append(label)
+    for problem, rows in bad_rows.items():
         more = f" and {len(rows) - 1:,} more" if rows[1:] else ""
         raise Refusal(
             "photographs.bad-rows",
@@ -114,141 +127,163 @@ def table_parts(
             rows=len(rows),
             reason=problem,
         )
-    if not found:
+    if not samples_by_part:
         raise Refusal(
             "photographs.no-rows",
-            f"dataset.root={paths[0]}: has no rows; {FORMS}",
+            f"dataset.root={paths[0]}: has no rows; {DATA_FORMS_HINT}",
             key="dataset.root",
         )
-    made = []
-    for name in sorted(found, key=order_of_tests):
-        samples = found[name]
-        samples.classes.extend(class_names.in_order(samples.labels, table.classes))
+    parts_of_data = []
+    for name in sorted(samples_by_part, key=test_order):
+        samples = samples_by_part[name]
+        samples.classes.extend(class_names.ordered_classes(samples.labels, table.classes))
         part = part_names.parsed(name)
         kind = None if part is None else part.kind
-        made.append(
+        parts_of_data.append(
             DataPart(name, kind, partial(PartSamples, *samples), may_lack_labels=name in unlabelled)
         )
-    return FoundParts(made, table.ignored)
+    return FoundParts(parts_of_data, table.ignored)
 
 
-def column_of_classes(path: Path, named: Named) -> tuple[str, bool]:
-    """The column of a table that holds the classes, in lower case, and whether it is a guess;
-    "" where none does.
+def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]:
+    """Return the column that holds the classes, in lower case, and whether it is a guess.
+
+    The name is "" if there is no such column. A column of lists is a guess: its lists may be tags.
     """
     from pyarrow import dataset
 
-    found = usable(dataset.dataset(_text_table(path)).schema, named, f"dataset.root={path}")
-    return found.label, found.is_guess
+    schema = dataset.dataset(text_table(path)).schema
+    columns = usable_columns(schema, column_names, f"dataset.root={path}")
+    is_list = bool(columns.label) and columns.fields[columns.label].type.num_fields > 0
+    return columns.label, columns.is_guess or is_list
 
 
-def parts_of_rows(paths: list[Path], named: Named) -> list[str]:
-    """The part of each row, by a column; none where none says one."""
-    return _columns(paths, True, named, None, ()).parts or []
+def parts_of_rows(paths: list[Path], column_names: ColumnNames) -> list[str]:
+    """Return the part of each row, or an empty list if no column gives it."""
+    return _read_table(paths, True, column_names, None, ()).parts or []
 
 
-def _without_labels(labels: Sequence[str], parts: Sequence[str], to_test: bool) -> set[str]:
-    """The parts that are not trained on, and none of whose rows has a class: all are empty, or -1.
+def _without_labels(labels: Sequence[str], parts: Sequence[str], all_to_test: bool) -> set[str]:
+    """Find the parts to test on in which no row has a class: all are empty, or all are -1.
 
     Args:
-        to_test: all of them are to be tested on; else others must have classes.
+        all_to_test: All parts are to be tested on. Otherwise at least one part must have classes.
     """
-    found = dict[str, set[str]]()
+    labels_by_part = dict[str, set[str]]()
     for label, part in zip(labels, parts, strict=True):
-        found.setdefault(part, set()).add(label)
-    empty = {part for part, own in found.items() if own <= {""} or own == {NO_CLASS}}
-    if not to_test and len(empty) == len(found):
+        labels_by_part.setdefault(part, set()).add(label)
+    empty = {
+        part
+        for part, part_labels in labels_by_part.items()
+        if part_labels <= {""} or part_labels == {NO_CLASS}
+    }
+    if not all_to_test and len(empty) == len(labels_by_part):
         return set()
     names = {part: part_names.parsed(part) for part in empty}
     return {
         part
         for part, name in names.items()
-        if to_test or name is None or name.kind is not PartKind.train
+        if all_to_test or name is None or name.kind is not PartKind.train
     }
 
 
 def _problem_of_row(
-    image: Encoded, label: str, part: str | None, several: Sequence[Path]
+    image: EncodedImage, label: str, part: str | None, ambiguous: Sequence[Path]
 ) -> Message | None:
-    """Why a row of a table cannot be used. Its part may have any name where it is None here."""
+    """Return why a row cannot be used, or None. If `part` is None, its part may have any name."""
     if not label:
         return Message(
             "photographs.no-label",
-            "no label (nothing, or -1 beside other numbers); give each image its class, or leave"
-            " its row out",
+            "has no label (nothing, or -1 among other numbers); give each image its class, or"
+            " leave its row out",
         )
     if isinstance(image, Path) and not image.is_file():
-        return table_images.missing(image.parent, several)
-    if part not in (None, WHOLE) and part_names.parsed(part) is None:
+        return table_images.missing_image_message(image.parent, ambiguous)
+    if part not in (None, ALL_SAMPLES) and part_names.parsed(part) is None:
         return Message(
             "photographs.unknown-split",
-            f"no known split ({part}); use train, validation or test, or name two by"
+            f"has an unknown split ({part}); use train, validation or test, or name two with"
             " `dataset.parts=[TRAIN,TEST]`",
             part=part,
         )
     return None
 
 
-def _columns(
+def _read_table(
     paths: list[Path],
     by_split: bool,
-    named: Named,
-    to_test: str | None,
-    own_folders: Sequence[Path],
+    column_names: ColumnNames,
+    trained_label: str | None,
+    first_folders: Sequence[Path],
 ) -> TableColumns:
+    """Read the columns of images, labels and parts, and refuse values that cannot be used."""
     place = f"dataset.root={paths[0]}"
-    folder = paths[0].parent.absolute()  # as some paths in the table may be
+    folder = paths[0].parent.absolute()  # Some paths in the table may be absolute.
     with _unreadable_refused(paths[0]):
-        stored = _stored(paths, named)
-        found = _usable_columns(stored, named, to_test, place, folder)
-        fields, inside, image, label, is_guess = found
-        if inside:
-            require_bytes(paths, {"image": named.get("image")})
-        splits = splits_of(found, named) if by_split else []
-        rivals = [name for name in LABELS if name in fields] if label in LABELS else []
-        wanted = {label, *rivals, *splits, image} & fields.keys() - inside
-        texts = _texts(stored, {name: fields[name].name for name in wanted})
-        counts = [opened([path]).count_rows() for path in paths] if inside else []
-        rows = stored.count_rows()
-    if rivals and to_test is None and named.get("label") is None:
-        require_one_column_of_classes(found, named, texts, place)
-    split, parts = named_parts({name: texts[name] for name in splits}, is_named="split" in named)
-    read = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
-    others = [field.name for field in stored.schema if field.name not in read]
-    unread = [f"column {name}" if name.strip() else "column without a name" for name in others]
-    ignored = Counter(dict.fromkeys(unread, rows))
-    if not inside:
+        opened_table = _open_table(paths, column_names)
+        columns_found = _require_columns(opened_table, column_names, trained_label, place, folder)
+        fields, encoded, image, label, is_guess = columns_found
+        if encoded:
+            require_bytes(paths, {"image": column_names.get("image")})
+        splits = split_columns(columns_found, column_names) if by_split else []
+        rival_columns = [name for name in LABELS if name in fields] if label in LABELS else []
+        wanted_columns = {label, *rival_columns, *splits, image} & fields.keys() - encoded
+        texts = _text_values(
+            opened_table, {name: fields[name].name for name in wanted_columns}, place
+        )
+        counts = [open_dataset([path]).count_rows() for path in paths] if encoded else []
+        rows = opened_table.count_rows()
+    if rival_columns and trained_label is None and column_names.get("label") is None:
+        require_one_column_of_classes(columns_found, column_names, texts, place)
+    split, parts = named_parts(
+        {name: texts[name] for name in splits}, is_named="split" in column_names
+    )
+    read_names = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
+    unread_names = [field.name for field in opened_table.schema if field.name not in read_names]
+    unread_kinds = [
+        f"column {name}" if name.strip() else "column without a name" for name in unread_names
+    ]
+    ignored = Counter(dict.fromkeys(unread_kinds, rows))
+    if not encoded:
         _require_no_addresses(place, fields[image].name, texts[image])
-    files = table_images.found(folder, texts.get(image, []), own_folders)
-    images: list[Encoded] = [*files.images]
+    files = table_images.find_images(folder, texts.get(image, []), first_folders)
+    images: list[EncodedImage] = [*files.images]
     ignored += files.ignored
-    for path, count in zip(paths, counts, strict=bool(inside)):
-        file = ImageFile(path, fields[image], is_named="image" in named)
+    for path, count in zip(paths, counts, strict=bool(encoded)):
+        file = ImageFile(path, fields[image], is_named="image" in column_names)
         images += [StoredImage(file, index) for index in range(count)]
-    if parts is None and by_split and "split" not in named:
+    if parts is None and by_split and "split" not in column_names:
         parts = _parts_by_folder(files.images)
-    labels = class_names.without_no_class(texts.get(label, [""] * len(images)))
-    classes = declared(stored, found.stored(label))
+    labels = class_names.replace_no_class(texts.get(label, [""] * len(images)))
+    classes = declared_class_names(opened_table, columns_found.stored_name(label))
     if not classes:
-        class_values.require_one_label_an_image(place, found.stored(label), labels)
-        class_values.require_classes_not_measurements(place, found.stored(label), labels)
-    columns = stored.schema.names
+        class_values.require_one_label_an_image(place, columns_found.stored_name(label), labels)
+        class_values.require_classes_not_measurements(
+            place, columns_found.stored_name(label), labels
+        )
+    columns = opened_table.schema.names
     class_values.require_whole_images(place, columns, images, labels, parts or [""] * len(images))
     notices = list[Message]()
     if is_guess:
-        guess = class_values.guessed_column(place, found.stored(label), images, labels, named)
+        guess = class_values.guessed_column_notice(
+            place, columns_found.stored_name(label), images, labels, column_names
+        )
         notices.append(guess)
-    return TableColumns(images, labels, parts, classes, ignored, files.several, tuple(notices))
+    return TableColumns(images, labels, parts, classes, ignored, files.ambiguous, tuple(notices))
 
 
 def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
-    """The part of each row by the folder of its image, as train/ and test/;
-    None where not all images lie in such folders.
+    """Return the part of each row by its image's folder, such as train/ or test/.
+
+    Return None if not all images lie in such folders.
     """
     if not images:
         return None
-    above = Path(os.path.commonpath([image.parent for image in images]))
-    folders = [next(iter(image.parent.relative_to(above).parts), "") for image in images]
+    common_folder = Path(os.path.commonpath([image.parent for image in images]))
+    folders = list[str]()
+    for image in images:
+        below = image.parent.relative_to(common_folder).parts
+        folders.append(below[0] if below else "")
     names = part_names.named({*folders})
     kinds = {part.kind for part in names.values()}
     if len(names) < len({*folders}) or PartKind.train not in kinds or len(kinds) < 2:
@@ -258,7 +293,7 @@ def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
 
 @contextmanager
 def _unreadable_refused(path: Path) -> Iterator[None]:
-    """Refuse, by its name, a table that cannot be read."""
+    """Turn the errors of an unreadable table into a refusal that names it."""
     import pyarrow as pa
 
     try:
@@ -274,136 +309,120 @@ def _unreadable_refused(path: Path) -> Iterator[None]:
             reason=refusal.message,
         ) from None
     except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # else a file that is cut off
+        if isinstance(error, OSError) and error.errno:  # A truncated file gives no errno.
             raise
         why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
         raise Refusal(
             "photographs.unreadable-table",
-            f"dataset.root={path}: cannot be read ({why}); save it whole, and in UTF-8",
+            f"dataset.root={path}: cannot be read ({why}); save it completely, and in UTF-8",
             key="dataset.root",
             file=str(path),
             why=why,
         ) from None
 
 
-def _stored(paths: list[Path], named: Named) -> Any:
-    """A pyarrow `Dataset` of a table in one or more files."""
+def _open_table(paths: list[Path], column_names: ColumnNames) -> Any:
+    """Open a table in one or more files as a pyarrow `Dataset`."""
     from pyarrow import dataset
 
     form: Any = "parquet"
-    if paths[0].suffix.lower() not in (PARQUET, STREAM):
-        return dataset.dataset(_text_table(paths[0]))
+    if paths[0].suffix.lower() not in (PARQUET_SUFFIX, ARROW_SUFFIX):
+        return dataset.dataset(text_table(paths[0]))
     if paths[1:]:
-        require_same_columns(paths, form, named)
-    return opened(paths, form)
+        require_same_columns(paths, form, column_names)
+    return open_dataset(paths, form)
 
 
-def _usable_columns(
-    stored: Any, named: Named, to_test: str | None, place: str, folder: Path
-) -> Usable:
-    """The columns of images and of classes; refused where they are not there.
+def _require_columns(
+    opened_table: Any,
+    column_names: ColumnNames,
+    trained_label: str | None,
+    place: str,
+    folder: Path,
+) -> UsableColumns:
+    """Find the columns of images and of classes, and refuse a table without them.
 
     Args:
-        to_test, named: as `table_parts` has them.
+        trained_label: As in `table_parts`.
+        column_names: As in `table_parts`.
     """
-    if to_test is None:
-        found = usable(stored.schema, named, place)
-        if found.image and found.label:
-            return found
+    if trained_label is None:
+        columns = usable_columns(opened_table.schema, column_names, place)
+        if columns.image and columns.label:
+            return columns
     else:
-        others = {ours: theirs for ours, theirs in named.items() if ours != "label"}
-        found = usable(stored.schema, others, place).with_label_of(to_test)
-        if found.image:
-            return found
-    raise _no_columns(stored, found, named, place, folder)
+        others = {
+            role: file_column for role, file_column in column_names.items() if role != "label"
+        }
+        if listed_labels.list_column(opened_table.schema, trained_label, LABELS) is not None:
+            others["label"] = trained_label
+        columns = usable_columns(opened_table.schema, others, place).with_label_of(trained_label)
+        if columns.image:
+            return columns
+    raise _missing_columns_refusal(opened_table, columns, column_names, place, folder)
 
 
-def _texts(stored: Any, names: Mapping[str, str]) -> dict[str, list[str]]:
-    """Columns as texts, by our names for them."""
-    table = stored.to_table([*names.values()])
+def _text_values(opened_table: Any, names: Mapping[str, str], place: str) -> dict[str, list[str]]:
+    """Read columns as text. `names` gives the file's name for each of our names."""
+    table = opened_table.to_table([*names.values()])
     return {
-        ours: class_names.texts(table[theirs].to_pylist(), declared(stored, theirs))
-        for ours, theirs in names.items()
+        role: class_names.as_texts(
+            listed_labels.single_values(table[file_column].to_pylist(), place, file_column),
+            declared_class_names(opened_table, file_column),
+        )
+        for role, file_column in names.items()
     }
 
 
-def _no_columns(stored: Any, found: Usable, named: Named, place: str, folder: Path) -> Refusal:
-    """The refusal of a table without a column of images or of classes, by what its values are."""
-    if found.holds_images:
-        return no_columns(stored.schema, found, named, place, None)
-    texts = _texts(stored, {name: field.name for name, field in found.fields.items()})
+def _missing_columns_refusal(
+    opened_table: Any, columns: UsableColumns, column_names: ColumnNames, place: str, folder: Path
+) -> Refusal:
+    """Make the refusal of a table without a column of images or classes.
+
+    It suggests columns whose values name existing files.
+    """
+    if columns.holds_images:
+        return no_columns_refusal(opened_table.schema, columns, column_names, place, None)
+    all_columns = {name: field.name for name, field in columns.fields.items()}
+    texts = _text_values(opened_table, all_columns, place)
     paths = list[str]()
     for name, values in texts.items():
-        given = [value for value in values if value]
-        if any(image.is_file() for image in table_images.found(folder, given).images):
+        present_values = [value for value in values if value]
+        if any(
+            image.is_file() for image in table_images.find_images(folder, present_values).images
+        ):
             paths.append(name)
     for name, values in texts.items():
         if not paths:
-            _require_no_addresses(place, found.stored(name), values)
-    image = found.image if found.image in paths else next(iter(paths), "")
+            _require_no_addresses(place, columns.stored_name(name), values)
+    image = columns.image
+    if image not in paths:
+        image = paths[0] if paths else ""
     if image:
         nothing = [""] * len(texts[image])
         class_values.require_whole_images(
-            place, stored.schema.names, texts[image], nothing, nothing
+            place, opened_table.schema.names, texts[image], nothing, nothing
         )
-    return no_columns(stored.schema, found, named, place, paths)
+    return no_columns_refusal(opened_table.schema, columns, column_names, place, paths)
 
 
 def _require_no_addresses(place: str, column: str, values: Sequence[str]) -> None:
     if class_values.are_addresses(values):
         raise Refusal(
             "photographs.addresses",
-            f"{place}: {column} holds addresses of the network, and nothing is fetched; fetch the"
-            " images into a folder beside the table, and give their names in its place",
+            f"{place}: {column} holds URLs, and nothing is downloaded; download the images into a"
+            " folder beside the table, and give their names instead",
             key="dataset.root",
             column=column,
         )
 
 
 def text_columns(path: Path) -> dict[str, list[str]]:
-    """The columns of a .csv, .tsv or .jsonl that hold texts or numbers, as texts.
+    """Read the columns of text and numbers of a .csv, .tsv or .jsonl as text.
 
     Raises:
-        Refusal, ValueError: it cannot be read.
+        Refusal, ValueError: The file cannot be read.
     """
-    table = _text_table(path)
+    table = text_table(path, to_train=False)
     plain = [field.name for field in table.schema if not field.type.num_fields]
-    return {name: class_names.texts(table[name].to_pylist(), []) for name in plain}
-
-
-def _text_table(path: Path) -> Any:
-    """The table of a .csv or .tsv, all of whose cells are texts, or of a .jsonl."""
-    import pyarrow as pa
-    from pyarrow import csv
-    from pyarrow import json as json_lines
-
-    if path.suffix.lower() == LINES:
-        table = json_lines.read_json(path)
-        times = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-        if not times:
-            return table
-        # a class may be called 2021-01-01
-        as_texts = pa.schema([(name, pa.string()) for name in times])
-        return json_lines.read_json(
-            path, parse_options=json_lines.ParseOptions(explicit_schema=as_texts)
-        )
-    found = separated_text(path.read_bytes())
-    convert = csv.ConvertOptions(
-        default_column_type=pa.string(), null_values=[""], strings_can_be_null=True
-    )
-    parse = csv.ParseOptions(delimiter=found.delimiter, newlines_in_values=True)
-    table = csv.read_csv(
-        pa.BufferReader(found.text.encode()), parse_options=parse, convert_options=convert
-    )
-    counted = Counter(name.strip().lower() for name in table.column_names if name.strip())
-    twice = [name for name, count in counted.items() if count > 1]
-    if twice:
-        require_no_pixels(table.column_names, f"dataset.root={path}")
-        raise Refusal(
-            "photographs.column-twice",
-            f"dataset.root={path}: has the column {twice[0]} twice; name each once",
-            key="dataset.root",
-            file=str(path),
-            column=twice[0],
-        )
-    return table
+    return {name: class_names.as_texts(table[name].to_pylist(), []) for name in plain}

@@ -1,4 +1,7 @@
-"""Public layouts of images that are no folders of classes: what each is, and what to make of it."""
+"""Recognize public layouts of images that are not folders of classes.
+
+The lists of CUB-200 are read. Other layouts are refused with a remedy.
+"""
 
 from collections import Counter
 from contextlib import suppress
@@ -11,123 +14,129 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
-    TABLE,
-    WHOLE,
+    ALL_SAMPLES,
+    WRITE_A_TABLE,
     DataPart,
     FoundParts,
     PartSamples,
 )
-from multicard.vision.data.folder_contents import beside, class_folders, count_files, is_hidden
-from multicard.vision.data.image_tables import LINES, table_parts
+from multicard.vision.data.folder_contents import (
+    count_files,
+    count_loose_files,
+    is_hidden,
+    visible_folders,
+)
+from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.label_tables import is_submission
+from multicard.vision.data.text_tables import JSON_LINES
 
 ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".zip")
-ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
+ONE_HOT_TABLE = "_classes.csv"  # Roboflow's export has this file in each part.
 
-# of CUB-200, a line an image: its number, and what it has
+# The lists of CUB-200. Each line has an image's number, and the image's path, class or part.
 LISTS = ("images.txt", "image_class_labels.txt")
-SPLIT = "train_test_split.txt"
+SPLIT_LIST = "train_test_split.txt"
 
 
-def listed_parts(root: Path, whole: bool) -> FoundParts | None:
-    """The parts of a folder with the lists of CUB-200; None of any other.
+def parts_of_lists(root: Path, whole: bool) -> FoundParts | None:
+    """Read a folder with the lists of CUB-200. Return None for any other.
 
     Args:
-        whole: take all images together, whatever their list of parts says.
+        whole: Take all images together and ignore the list of parts.
     """
     if not all((root / name).is_file() for name in LISTS) or not (root / "images").is_dir():
         return None
-    paths, labels = (_listed(root / name) for name in LISTS)
-    parts = {} if whole or not (root / SPLIT).is_file() else _listed(root / SPLIT)
-    names = _listed(root / "classes.txt") if (root / "classes.txt").is_file() else {}
-    found: dict[str, PartSamples] = {}
+    paths, labels = (_read_list(root / name) for name in LISTS)
+    parts = {} if whole or not (root / SPLIT_LIST).is_file() else _read_list(root / SPLIT_LIST)
+    class_names = _read_list(root / "classes.txt") if (root / "classes.txt").is_file() else {}
+    samples_by_part: dict[str, PartSamples] = {}
     for number, path in paths.items():
-        part = WHOLE if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
+        part = (
+            ALL_SAMPLES if not parts else {"1": "train", "0": "test"}.get(parts.get(number, ""), "")
+        )
         if not part or number not in labels or not (root / "images" / path).is_file():
             raise Refusal(
                 "photographs.bad-list",
-                f"dataset.root={root}: image {number} ({path}) is not there, or has no class or"
-                f" part in the lists beside images/; use `{_alone(root / 'images')}` to read its"
-                " folders alone",
+                f"dataset.root={root}: image {number} ({path}) is missing, or has no class or"
+                " part in the lists beside images/; use"
+                f" `{_overrides_to_read_alone(root / 'images')}` to read its folders alone",
                 key="dataset.root",
                 number=number,
                 path=path,
             )
-        samples = found.setdefault(part, PartSamples([], [], [], Counter()))
+        samples = samples_by_part.setdefault(part, PartSamples([], [], [], Counter()))
         samples.images.append(root / "images" / path)
-        samples.labels.append(names.get(labels[number], labels[number]))
-    for samples in found.values():
+        samples.labels.append(class_names.get(labels[number], labels[number]))
+    for samples in samples_by_part.values():
         samples.classes.extend(sorted({*samples.labels}))
-    ignored = beside(root)
-    ignored[".txt"] -= len(LISTS) + bool(parts) + bool(names)
-    for folder in class_folders(root):
+    ignored = count_loose_files(root)
+    ignored[".txt"] -= len(LISTS) + bool(parts) + bool(class_names)
+    for folder in visible_folders(root):
         if folder.name != "images":
             ignored[f"{folder.name}/"] += count_files(folder)
     kinds = {"train": PartKind.train, "test": PartKind.test}
     return FoundParts(
         [
-            DataPart(name, kinds.get(name), partial(PartSamples, *found[name]))
-            for name in sorted(found)
+            DataPart(name, kinds.get(name), partial(PartSamples, *samples_by_part[name]))
+            for name in sorted(samples_by_part)
         ],
         +ignored,
     )
 
 
-def _alone(path: Path) -> str:
-    """The overrides that read a folder or a table, and test on a fifth of it."""
+def _overrides_to_read_alone(path: Path) -> str:
+    """Return the overrides that read a folder or table alone and test on a fifth of it."""
     return f"{override('dataset.root', path)} dataset.split=0.2"
 
 
-def _listed(path: Path) -> dict[str, str]:
-    """What a list has of each number."""
+def _read_list(path: Path) -> dict[str, str]:
+    """Read a list as the text behind each image's number."""
     lines = (
         line.strip().partition(" ") for line in path.read_text("utf-8").splitlines() if line.strip()
     )
     return {number: text.strip() for number, _, text in lines}
 
 
-def without_classes(root: Path) -> Refusal | None:
-    """The refusal of a folder in which images have several classes; None of any other."""
-    while len(folders := class_folders(root)) == 1:  # VOCdevkit/VOC2012
+def several_classes_refusal(root: Path) -> Refusal | None:
+    """Return the refusal of a folder whose images have several classes, or None."""
+    while len(folders := visible_folders(root)) == 1:  # Data may be nested: VOCdevkit/VOC2012.
         (root,) = folders
-    if any((folder / ONE_HOT).is_file() for folder in (root, *folders)):
+    if any((folder / ONE_HOT_TABLE).is_file() for folder in (root, *folders)):
         return Refusal(
             "photographs.one-hot",
-            f"dataset.root={root}: {ONE_HOT} gives an image any number of classes, and a classifier"
-            f" needs one; {TABLE}",
+            f"dataset.root={root}: {ONE_HOT_TABLE} gives an image any number of classes, but a"
+            f" classifier needs one; {WRITE_A_TABLE}",
             key="dataset.root",
             root=str(root),
         )
     if {"JPEGImages", "Annotations"} <= {folder.name for folder in folders}:
         return Refusal(
             "photographs.boxes",
-            f"dataset.root={root}: holds Annotations of objects, as Pascal VOC does, not of whole"
-            f" images; {TABLE}",
+            f"dataset.root={root}: holds Annotations of objects, like Pascal VOC, not of whole"
+            f" images; {WRITE_A_TABLE}",
             key="dataset.root",
             root=str(root),
         )
     return None
 
 
-def refusal(root: Path) -> Refusal | None:
-    """The refusal of a folder that cannot be read, by a table or an archive in it;
-    None where it has neither.
-    """
-    tables = _tables(root)
-    for part in class_folders(root):
+def table_or_archive_refusal(root: Path) -> Refusal | None:
+    """Return a refusal that names the table or archive in an unreadable folder, if it has one."""
+    tables = _tables_in(root)
+    for part in visible_folders(root):
         name = part_names.parsed(part.name)
         if name is not None and name.kind is PartKind.train:
-            tables += _tables(part)  # metadata.csv in train/, as of `imagefolder`
+            tables += _tables_in(part)  # An imagefolder has metadata.csv in train/.
     for table in tables:
         if table.refusal is None:
             shown = table.path.relative_to(root).as_posix()
-            use = override("dataset.root", table.path)
+            overrides = override("dataset.root", table.path)
             if not table.has_parts:
-                use = _alone(table.path)
+                overrides = _overrides_to_read_alone(table.path)
             return Refusal(
                 "photographs.table-beside",
                 f"dataset.root={root}: holds {shown}, which names images and their classes; use"
-                f" `{use}`",
+                f" `{overrides}`",
                 key="dataset.root",
                 table=str(table.path),
             )
@@ -136,15 +145,18 @@ def refusal(root: Path) -> Refusal | None:
         if isinstance(reason, Message) and reason.code == "photographs.image-twice":
             return table.refusal
     for path in sorted(root.iterdir()):
-        archive = packed(path)
+        archive = archive_refusal(path)
         if archive is not None:
             return archive
     return None
 
 
 class NearTable(NamedTuple):
-    """A table in a folder of images. refusal: why it cannot be used; None where it can.
-    has_parts: its rows are to train and to test on.
+    """A table in a folder of images.
+
+    Attributes:
+        refusal: Why the table cannot be used, or None if it can.
+        has_parts: Whether its rows are divided into parts.
     """
 
     path: Path
@@ -152,32 +164,34 @@ class NearTable(NamedTuple):
     has_parts: bool = False
 
 
-def _tables(root: Path) -> list[NearTable]:
-    """Tables in a folder; those called as a part to train on first."""
+def _tables_in(root: Path) -> list[NearTable]:
+    """Try all tables in a folder. Tables named as a part to train on come first."""
     paths = [
-        path for path in sorted(root.iterdir()) if path.suffix.lower() in (".csv", ".tsv", LINES)
+        path
+        for path in sorted(root.iterdir())
+        if path.suffix.lower() in (".csv", ".tsv", JSON_LINES)
     ]
-    found = []
+    tables = []
     for path in sorted(paths, key=lambda path: part_names.parsed(path.stem) is None):
         if is_hidden(path.name) or is_submission(path):
             continue
         with suppress(OSError):
             try:
                 parts = table_parts([path]).parts
-                found.append(NearTable(path, None, has_parts=len(parts) > 1))
+                tables.append(NearTable(path, None, has_parts=len(parts) > 1))
             except Refusal as refusal:
-                found.append(NearTable(path, refusal))
-    return found
+                tables.append(NearTable(path, refusal))
+    return tables
 
 
-def packed(path: Path) -> Refusal | None:
-    """The refusal of an archive, as of WebDataset; None of any other file."""
+def archive_refusal(path: Path) -> Refusal | None:
+    """Return the refusal of an archive, such as a shard of WebDataset, or None for other files."""
     if not path.name.lower().endswith(ARCHIVES) or is_hidden(path.name):
         return None
     return Refusal(
         "photographs.packed",
         f"dataset.root={path}: is an archive, which is not read; unpack it and give its folder. If"
-        f" classes are in .cls files, as of WebDataset, {TABLE}",
+        f" the classes are in .cls files, as in WebDataset, {WRITE_A_TABLE}",
         key="dataset.root",
         file=str(path),
     )

@@ -1,5 +1,7 @@
-"""Tables beside folders of images that say other classes than the
-folders do: parts of an archive are no classes.
+"""Find tables beside folders of images that give the images other classes than the folders do.
+
+An archive may divide its images into folders that are no classes at all, and keep the classes in a
+table. Training on such folders would be meaningless.
 """
 
 import json
@@ -12,91 +14,101 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data.data_parts import TABLE, DataPart, PartSamples
+from multicard.vision.data.data_parts import WRITE_A_TABLE, DataPart, PartSamples
 from multicard.vision.data.folder_contents import (
     are_numbered,
-    class_folders,
     holds_notes,
     is_hidden,
+    visible_folders,
 )
-from multicard.vision.data.image_columns import KEY, LABELS, OF_CLASSES
-from multicard.vision.data.image_tables import LINES, text_columns
+from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
+from multicard.vision.data.image_tables import text_columns
+from multicard.vision.data.text_tables import JSON_LINES
 
-TABLES = (".csv", ".tsv", LINES)
-SHARE = 0.5  # of the images, or of the rows: a table that names as many is of these images
+TABLES = (".csv", ".tsv", JSON_LINES)
+# A table is about the images if it names this share of them, or if this share of its rows does.
+SHARE_NAMED = 0.5
 FLAGS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
-SUBMISSION = "submission"  # in the name of a table whose classes are to be guessed (Kaggle)
+SUBMISSION = "submission"  # Kaggle's name for a form in which contestants fill in the classes.
 
 
 class LabelTable(NamedTuple):
-    """A table that names images of a folder.
+    """A table that names the images of a folder.
 
-    image: the column that does. strong, weak: columns that are called as classes are, and others
-    whose values repeat.
-    one_hot: columns that are classes themselves, one of which is 1 in each row.
+    Attributes:
+        image: The column that names the images.
+        likely_labels: Columns that are named as classes are.
+        possible_labels: Other columns whose values repeat.
+        matching_columns: Columns whose values agree with the images' folders.
+        one_hot: Columns that each stand for a class, exactly one of which is 1 in each row.
     """
 
     path: Path
     columns: list[str]
     image: str
-    strong: list[str]
-    weak: list[str]
-    agrees: frozenset[str]
+    likely_labels: list[str]
+    possible_labels: list[str]
+    matching_columns: frozenset[str]
     one_hot: list[str]
 
     @property
     def label(self) -> str | None:
-        """The column that holds the classes, as it seems."""
-        own = [name for name in self.strong if name.strip().lower() in LABELS]
-        # one class against all others
-        weak = [name for name in self.weak if name not in self.one_hot]
-        return next(iter([*own, *self.strong, *weak]), None)
+        """The column that most probably holds the classes."""
+        usual_names = [name for name in self.likely_labels if name.strip().lower() in LABELS]
+        # A one-hot column only says whether an image belongs to one particular class.
+        other_columns = [name for name in self.possible_labels if name not in self.one_hot]
+        by_preference = [*usual_names, *self.likely_labels, *other_columns]
+        return by_preference[0] if by_preference else None
 
 
 def require_folders_are_classes(
     root: Path,
     samples: PartSamples,
     test: DataPart | None,
-    reading: Callable[[LabelTable], str | None],
+    overrides_for: Callable[[LabelTable], str | None],
 ) -> list[LabelTable]:
-    """Refuse folders that are taken for classes where a table
-    beside them gives their images other ones.
+    """Refuse folders as classes if a table beside them gives their images other classes.
 
     Args:
-        root: `dataset.root`. samples: of the part to train on. test: the part to test on,
-            if there is one. reading: the overrides that read a table; None where it cannot be read.
+        root: `dataset.root`.
+        samples: The samples of the part to train on.
+        test: The part to test on, if there is one.
+        overrides_for: Returns the overrides that read a table, or None if it cannot be read.
 
     Returns:
-        Tables of these images that have no column of classes, which are not read.
+        Tables that name these images, but have no column of classes. They are not read.
     """
     images = [image for image in samples.images if isinstance(image, Path)]
     if not images or len(images) < len(samples.images):
         return []
     unread = list[LabelTable]()
-    alone = len(samples.classes) == 1
-    numbered = are_numbered(samples.classes)
-    for path in _files(root, images, TABLES):
+    is_one_class = len(samples.classes) == 1
+    are_numbered_folders = are_numbered(samples.classes)
+    for path in _files_beside_images(root, images, TABLES):
         table = None
-        with suppress(
-            Refusal, OSError, ValueError, LookupError, NotImplementedError
-        ):  # of another form, which says nothing of images
-            table = _of_images(path, images, samples.labels)
+        # Files that are no readable table say nothing about these images.
+        with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
+            table = _compare_with_images(path, images, samples.labels)
         if table is None:
             continue
-        said = table.strong or (table.weak if alone or (numbered and test is None) else [])
-        if said and (alone or not table.agrees & {*said}):
-            as_classes = override(KEY, {"label": None})
+        class_columns = table.likely_labels
+        if not class_columns and (is_one_class or (are_numbered_folders and test is None)):
+            class_columns = table.possible_labels
+        if class_columns and (is_one_class or not table.matching_columns & {*class_columns}):
+            as_classes = override(COLUMNS_KEY, {"label": None})
             if test is None:
                 as_classes += " dataset.split=0.2"
-            raise _other_classes(root, table, samples.classes, as_classes, reading(table))
-        if not table.agrees:
+            raise _other_classes_refusal(
+                root, table, samples.classes, as_classes, overrides_for(table)
+            )
+        if not table.matching_columns:
             unread.append(table)
-    for path in _files(root, images, (".json",)) if alone else []:
+    for path in _files_beside_images(root, images, (".json",)) if is_one_class else []:
         if _labels_images(path, images):
             raise Refusal(
                 "photographs.labels-in-json",
                 f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and"
-                f" their classes, as FiftyOne writes them, and is not read; {TABLE}",
+                f" their classes in FiftyOne's format, which is not read; {WRITE_A_TABLE}",
                 key="dataset.root",
                 file=str(path),
             )
@@ -104,15 +116,15 @@ def require_folders_are_classes(
 
 
 def is_submission(path: Path) -> bool:
-    """True of a form to be filled in, whose classes mean nothing."""
+    """Tell whether a table is a submission form, whose classes mean nothing."""
     return SUBMISSION in path.stem.lower()
 
 
-def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[Path]:
-    """The files of these endings in a folder, on the way to where its images part,
-    and in folders of notes beside them.
+def _files_beside_images(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[Path]:
+    """Find files with these endings beside the images.
 
-    Those called train come first.
+    They lie on the path from `root` to the images' common folder, or in folders of notes there.
+    Files named train come first.
     """
     below = Path(os.path.commonpath([image.parent for image in images]))
     places = [
@@ -120,73 +132,88 @@ def _files(root: Path, images: Sequence[Path], endings: Sequence[str]) -> list[P
         for place in (*reversed(below.parents), below)
         if place == root or root in place.parents
     ]
-    found = list[Path]()
+    files = list[Path]()
     for place in places:
-        beside = []
-        for folder in class_folders(place):
+        notes = []
+        for folder in visible_folders(place):
             if holds_notes(folder):
-                beside.extend(folder.iterdir())
-        every = [*place.iterdir(), *beside]
-        for path in sorted(every, key=lambda path: ("train" not in path.stem.lower(), path.name)):
+                notes.extend(folder.iterdir())
+        all_paths = [*place.iterdir(), *notes]
+        for path in sorted(
+            all_paths, key=lambda path: ("train" not in path.stem.lower(), path.name)
+        ):
             if (
                 path.suffix.lower() in endings
                 and not is_hidden(path.name)
                 and not is_submission(path)
             ):
-                found.append(path)
-    return found
+                files.append(path)
+    return files
 
 
 def _labels_images(path: Path, images: Sequence[Path]) -> bool:
-    """True of a JSON object whose `labels` are by the names of these images,
-    or by these without their endings.
-    """
+    """Tell whether a JSON object has `labels` by the names of these images."""
     with suppress(OSError, ValueError, RecursionError):
-        held = json.loads(path.read_bytes())
-        labels = held.get("labels") if isinstance(held, dict) else None
+        content = json.loads(path.read_bytes())
+        labels = content.get("labels") if isinstance(content, dict) else None
         if isinstance(labels, dict):
             return sum(
                 image.name in labels or image.stem in labels for image in images
-            ) >= SHARE * len(images)
+            ) >= SHARE_NAMED * len(images)
     return False
 
 
-def _of_images(path: Path, images: Sequence[Path], labels: Sequence[str]) -> LabelTable | None:
-    """What a table says of these images; None where it names too few of them."""
+def _compare_with_images(
+    path: Path, images: Sequence[Path], labels: Sequence[str]
+) -> LabelTable | None:
+    """Compare a table with the images' folders. Return None if it names too few of the images."""
     columns = text_columns(path)
     rows = max(map(len, columns.values()), default=0)
-    folders = _by_name(images, labels)
-    keys = {name: [_key_of(value, folders) for value in values] for name, values in columns.items()}
+    folders = _labels_by_image_name(images, labels)
+    keys = {
+        name: [_image_key(value, folders) for value in values] for name, values in columns.items()
+    }
     image = max(keys, key=lambda name: sum(key in folders for key in keys[name]), default=None)
     if image is None:
         return None
-    named = [key in folders for key in keys[image]]
-    if sum(named) < SHARE * min(len(images), rows):
+    is_named = [key in folders for key in keys[image]]
+    if sum(is_named) < SHARE_NAMED * min(len(images), rows):
         return None
-    strong = list[str]()
-    weak = list[str]()
-    agrees = set[str]()
+    likely_labels = list[str]()
+    possible_labels = list[str]()
+    matching_columns = set[str]()
     for name, values in columns.items():
         if name == image or not name.strip():
             continue
         by_folder = dict[str, set[str]]()
-        for key, value, is_there in zip(keys[image], values, named, strict=True):
+        for key, value, is_there in zip(keys[image], values, is_named, strict=True):
             if is_there:
                 by_folder.setdefault(folders[key], set()).add(value)
-        different = set[str]().union(*by_folder.values())
-        if name.strip().lower() in LABELS or OF_CLASSES.search(name):
-            strong += [name] if len(different) > 1 else []
-        elif 1 < len(different) <= rows / 2:
-            weak.append(name)
-        if all(len(own) == 1 for own in by_folder.values()) and len(different) > 1:
-            agrees.add(name)
-    weak.sort(key=lambda name: _is_number(columns[name]))
-    one_hot = _one_hot({name: columns[name] for name in weak})
-    return LabelTable(path, [*columns], image, strong, weak, frozenset(agrees), one_hot)
+        distinct = set[str]().union(*by_folder.values())
+        if name.strip().lower() in LABELS or PROBABLY_CLASSES.search(name):
+            likely_labels += [name] if len(distinct) > 1 else []
+        elif 1 < len(distinct) <= rows / 2:
+            possible_labels.append(name)
+        if (
+            all(len(folder_values) == 1 for folder_values in by_folder.values())
+            and len(distinct) > 1
+        ):
+            matching_columns.add(name)
+    possible_labels.sort(key=lambda name: _is_number(columns[name]))
+    one_hot = _one_hot_columns({name: columns[name] for name in possible_labels})
+    return LabelTable(
+        path,
+        [*columns],
+        image,
+        likely_labels,
+        possible_labels,
+        frozenset(matching_columns),
+        one_hot,
+    )
 
 
-def _one_hot(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Of these columns the ones of 0 and 1, where exactly one of them is 1 in each row."""
+def _one_hot_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the columns of 0 and 1 if exactly one of them is 1 in each row, else an empty list."""
     flags = {}
     for name, values in columns.items():
         if all(value in FLAGS for value in values):
@@ -196,25 +223,26 @@ def _one_hot(columns: Mapping[str, Sequence[str]]) -> list[str]:
     return []
 
 
-def _by_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
-    """The labels of images, by their names with the folder, and without where one label has them;
-    with and without ending.
+def _labels_by_image_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
+    """Map the names of images, with and without folder and ending, to their labels.
+
+    A name without its folder is left out if images with different labels have it.
     """
-    found = dict[str, str]()
-    of_several = set[str]()
+    labels_by_key = dict[str, str]()
+    ambiguous_keys = set[str]()
     for image, label in zip(images, labels, strict=True):
         for key in (image.name, image.stem):
-            if found.setdefault(key, label) != label:
-                of_several.add(key)
+            if labels_by_key.setdefault(key, label) != label:
+                ambiguous_keys.add(key)
         for key in (image.name, image.stem):
-            found[f"{image.parent.name}/{key}"] = label
-    for key in of_several:
-        del found[key]
-    return found
+            labels_by_key[f"{image.parent.name}/{key}"] = label
+    for key in ambiguous_keys:
+        del labels_by_key[key]
+    return labels_by_key
 
 
-def _key_of(value: str, folders: Mapping[str, str]) -> str:
-    """The name of the image that a value is, with its folder where that is known."""
+def _image_key(value: str, folders: Mapping[str, str]) -> str:
+    """Return the image name that a value gives, with its folder if that is known."""
     *above, name = value.replace("\\", "/").split("/")
     with_folder = f"{above[-1]}/{name}" if above else name
     return with_folder if with_folder in folders else name
@@ -224,26 +252,26 @@ def _is_number(values: Sequence[str]) -> bool:
     return all(re.fullmatch(r"-?\d*\.?\d*", value) for value in values)
 
 
-def _other_classes(
+def _other_classes_refusal(
     root: Path, table: LabelTable, folders: Sequence[str], as_classes: str, remedy: str | None
 ) -> Refusal:
-    """The refusal of folders that are no classes by a table.
+    """Make the refusal of folders as classes because a table contradicts them.
 
     Args:
-        as_classes: the overrides that take them for classes all the same. remedy: those that read
-            the table.
+        as_classes: The overrides that take the folders for classes nevertheless.
+        remedy: The overrides that read the table.
     """
     shown = f"{', '.join(folders[:3])}{f' and {len(folders) - 3} more' if len(folders) > 3 else ''}"
-    use = "" if remedy is None else f"Use `{remedy}`, or"
-    kept = f"{use or 'Use'} `{as_classes}` if the folders are the classes"
+    use_table = "" if remedy is None else f"Use `{remedy}`, or"
+    advice = f"{use_table or 'Use'} `{as_classes}` if the folders are the classes"
     if len(folders) == 1:
-        kept = f"Use `{remedy}`" if remedy else f"Instead, {TABLE}"
+        advice = f"Use `{remedy}`" if remedy else f"Instead, {WRITE_A_TABLE}"
     columns = ", ".join(table.columns)
     return Refusal(
         "photographs.table-of-classes",
         f"dataset.root={root}: {table.path.relative_to(root).as_posix()} (with the columns"
-        f" {columns}) names these images, and gives them other classes than their folders do"
-        f" ({shown}). {kept}",
+        f" {columns}) names these images, but gives them other classes than their folders do"
+        f" ({shown}). {advice}",
         key="dataset.root",
         table=str(table.path),
         columns=table.columns,

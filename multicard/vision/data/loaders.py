@@ -1,8 +1,8 @@
-"""Loaders: a split of a data set in, an iterable of batches out.
+"""Loaders: each turns a split of a data set into an iterable of batches.
 
-All yield the same images in the sampler's order, normalised, in the precision's transfer type, and
-count the bytes that each batch brings to the device. A loader is one entry of `LOADERS`;
-its code is imported where it is used.
+All loaders yield the same images in the sampler's order, normalised and in the precision's transfer
+type. They count the bytes that each batch brings to the device. A loader is one entry of
+`LOADERS`, and its code is imported only when it is used.
 """
 
 from collections.abc import Callable
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 class Loader:
     """One loader.
 
-    made_by: the class or function that makes an `Input` of a `LoaderInput`, as "module:name".
-    options: the schema of `loader.*`.
-    refuse, check: raise a `Refusal` for what the loader cannot do, and where a library that it
-    needs is not installed.
-    prepared: batches that are ready before the step that asks for them, of the options and the
-    workers of a rank.
-    in_shared_memory: of these, those that worker processes keep in /dev/shm.
+    Attributes:
+        made_by: The class or function that makes an `Input` of a `LoaderInput`, as "module:name".
+        options: The schema of `loader.*`.
+        refuse: Raises a `Refusal` for a configuration that the loader cannot handle.
+        check: Raises a `Refusal` if a library that the loader needs is not installed.
+        prepared: How many batches are ready before a step asks for them, given the options and the
+            rank's number of workers.
+        in_shared_memory: How many of these batches worker processes keep in /dev/shm.
     """
 
     made_by: str
@@ -53,9 +54,9 @@ def refuse_tensors(config: VisionConfig) -> None:
     if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.process:
         raise Refusal(
             "loader.tensors",
-            f"loader={config.loader.name}: does not go with dataset.cache=process, tensors for"
-            " DataLoader; use `loader=torch`, `dataset.cache=mmap`, or `dataset.cache=none` (dali:"
-            " files, as in the papers)",
+            f"loader={config.loader.name}: does not work with dataset.cache=process, which makes"
+            " tensors for DataLoader; use `loader=torch`, `dataset.cache=mmap`, or"
+            " `dataset.cache=none` (dali: files, as in the papers)",
             key="loader",
             loader=config.loader.name,
         )
@@ -66,7 +67,7 @@ def refuse_for_device(config: VisionConfig) -> None:
     if isinstance(config.dataset, ImagesConfig) and config.dataset.cache is CacheMode.none:
         raise Refusal(
             "loader.undecoded",
-            "loader=device: moves decoded images, and dataset.cache=none has none; use"
+            "loader=device: moves decoded images, but dataset.cache=none keeps none; use"
             " `dataset.cache=mmap` or `loader=batched`",
             key="loader",
         )

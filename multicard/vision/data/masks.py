@@ -1,7 +1,7 @@
-"""Masks: images of the shapes of objects, which lie beside the images of these and are no samples.
+"""Keep segmentation masks, which lie beside the images they belong to, out of the samples.
 
-They are known by the folder that they lie in, or by a name
-that is made of that of an image beside them.
+A mask is recognized by the name of its folder, or by a file name that extends the name of an image
+beside it.
 """
 
 import re
@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from multicard.messages import Refusal
-from multicard.vision.data.data_parts import IN_A_TABLE
-from multicard.vision.data.folder_contents import class_folders, holds_images, look
+from multicard.vision.data.data_parts import OR_USE_A_TABLE
+from multicard.vision.data.folder_contents import holds_images, list_folder, visible_folders
 
-# Names of folders in lower case, with blanks for what divides their words
+# Folder names in lower case, with a blank between words.
 IMAGE_FOLDERS = {
     "images",
     "image",
@@ -47,6 +47,7 @@ MASK_FOLDERS |= {
     "trimaps",
 }
 MASK_FOLDERS |= {"lung masks", "infection masks", "image masks"}
+# Words in the names of parts, such as train_masks. `seg` is missing: seg_train holds no masks.
 MASK_WORDS = {
     "mask",
     "masks",
@@ -57,168 +58,182 @@ MASK_WORDS = {
     "annotations",
     "groundtruth",
 }
-# in names of parts, as train_masks; `seg` is in others too, as seg_train
 MASK_WORDS |= {"gt", "trimaps"}
-WORDS = "masks?|seg|segmentations?|labels?|gt|ground[ _-]?truth|annotations?|superpixels|trimap"
-# cat_mask_1
-BEHIND = re.compile(rf"(?P<image>.+?)[ ._-]+({WORDS})([ ._-]*\(?\d+\)?)?", re.IGNORECASE)
-BEFORE = re.compile(rf"({WORDS})[ ._-]+(?P<image>.+)", re.IGNORECASE)  # mask_cat
-# How the image itself may be called beside `cat_mask` or `mask_cat`
-OF_IMAGES = ("{}", "{}_image", "{}_img", "image_{}", "img_{}")
-BESIDE_IMAGES = "masks, by their names"
+MASK_PATTERN = (
+    "masks?|seg|segmentations?|labels?|gt|ground[ _-]?truth|annotations?|superpixels|trimap"
+)
+# Matches cat_mask_1.
+MASK_WORD_LAST = re.compile(
+    rf"(?P<image>.+?)[ ._-]+({MASK_PATTERN})([ ._-]*\(?\d+\)?)?", re.IGNORECASE
+)
+MASK_WORD_FIRST = re.compile(rf"({MASK_PATTERN})[ ._-]+(?P<image>.+)", re.IGNORECASE)  # mask_cat
+# Names that the image itself may have beside `cat_mask` or `mask_cat`.
+IMAGE_NAME_FORMS = ("{}", "{}_image", "{}_img", "image_{}", "img_{}")
+MASKS_BY_NAME = "masks, by their names"
 
 
 # ---- folders
 
 
-def called_as_images(folder: Path) -> bool:
-    return _words(folder.name) in IMAGE_FOLDERS
+def is_image_folder(folder: Path) -> bool:
+    return _spaced_words(folder.name) in IMAGE_FOLDERS
 
 
-def called_as_masks(folder: Path) -> bool:
-    return _words(folder.name) in MASK_FOLDERS
+def is_mask_folder(folder: Path) -> bool:
+    return _spaced_words(folder.name) in MASK_FOLDERS
 
 
-def _words(name: str) -> str:
+def _spaced_words(name: str) -> str:
     return " ".join(re.split(r"[ ._-]+", name.lower()))
 
 
 def images_beside_masks(folder: Path) -> Path | None:
-    """The only folder of images in a folder that has one of their masks beside it;
-    None of any other.
+    """Return the only subfolder named as images, if one named as masks lies beside it.
+
+    Return None if there is none, or if other subfolders hold images too.
     """
-    folders = class_folders(folder)
-    images = [each for each in folders if called_as_images(each)]
-    masks = [each for each in folders if called_as_masks(each)]
+    folders = visible_folders(folder)
+    images = [subfolder for subfolder in folders if is_image_folder(subfolder)]
+    masks = [subfolder for subfolder in folders if is_mask_folder(subfolder)]
     if len(images) != 1 or not masks:
         return None
-    others = [each for each in folders if each not in (*images, *masks)]
-    return None if any(holds_images(each) for each in others) else images[0]
+    others = [subfolder for subfolder in folders if subfolder not in (*images, *masks)]
+    return None if any(holds_images(subfolder) for subfolder in others) else images[0]
 
 
 def require_no_masks(folder: Path, classes: Sequence[Path]) -> None:
-    """Refuse folders of images and of their masks where those of classes are to be."""
-    found = [each.name for each in classes if called_as_images(each) or called_as_masks(each)]
-    if any(called_as_images(each) for each in classes) and any(
-        called_as_masks(each) for each in classes
+    """Refuse folders named as images and as masks in the place of folders of classes."""
+    folder_names = [
+        subfolder.name
+        for subfolder in classes
+        if is_image_folder(subfolder) or is_mask_folder(subfolder)
+    ]
+    if any(is_image_folder(subfolder) for subfolder in classes) and any(
+        is_mask_folder(subfolder) for subfolder in classes
     ):
-        raise _of_masks(folder, found)
+        raise _masks_refusal(folder, folder_names)
 
 
 def require_no_masks_of_parts(root: Path, parts: Sequence[Path]) -> None:
-    """Refuse parts of images without classes where masks lie beside them: as train_masks/,
-    or as parts of masks/.
+    """Refuse parts that hold images without classes if masks lie beside them.
+
+    The masks may be parts, such as train_masks/, or lie in a masks/ folder beside `root`.
 
     Args:
-        root: the folder in which the parts are, perhaps that of images beside one of masks.
+        root: The folder of the parts. It may itself be named as images.
     """
-    masks = [part.name for part in parts if not {*_words(part.name).split()}.isdisjoint(MASK_WORDS)]
+    masks = [
+        part.name
+        for part in parts
+        if not {*_spaced_words(part.name).split()}.isdisjoint(MASK_WORDS)
+    ]
     if masks:
-        raise _of_masks(root, [part.name for part in parts])
+        raise _masks_refusal(root, [part.name for part in parts])
     above = root.absolute().parent
-    beside = list[str]()
-    if called_as_images(root):
-        with suppress(OSError):  # a folder that may not be listed says nothing
-            beside = [each.name for each in class_folders(above) if called_as_masks(each)]
-    if beside:
-        raise _of_masks(above, [root.name, *beside])
+    mask_folders = list[str]()
+    if is_image_folder(root):
+        with suppress(OSError):  # If the folder may not be listed, no masks are known.
+            mask_folders = [
+                subfolder.name for subfolder in visible_folders(above) if is_mask_folder(subfolder)
+            ]
+    if mask_folders:
+        raise _masks_refusal(above, [root.name, *mask_folders])
 
 
-def _of_masks(folder: Path, found: Sequence[str]) -> Refusal:
+def _masks_refusal(folder: Path, folder_names: Sequence[str]) -> Refusal:
     return Refusal(
         "photographs.masks",
-        f"dataset.root={folder}: {' and '.join(found)} look like images and their masks or boxes"
-        " (segmentation, or detection), and no classes; put the images of each class into a folder"
-        f" of it, {IN_A_TABLE}",
+        f"dataset.root={folder}: {' and '.join(folder_names)} look like images and their masks or"
+        " boxes (segmentation or detection), not like classes; put the images of each class into a"
+        f" folder of that class, {OR_USE_A_TABLE}",
         key="dataset.root",
         folder=str(folder),
-        folders=[*found],
+        folders=[*folder_names],
     )
 
 
 # ---- images
 
 
-def without_masks(folder: Path, images: Sequence[Path]) -> tuple[list[Path], Counter[str]]:
-    """The images below the folder of a class that are no masks, and how many of these there are,
-    by where they are.
+def separate_masks(folder: Path, images: Sequence[Path]) -> tuple[list[Path], Counter[str]]:
+    """Separate the images below a class's folder from masks, and count the masks by place.
 
-    Folders called as masks are left out where other images lie beside them.
-    A class may consist of masks alone.
+    Folders named as masks are left out only if other images lie beside them: a class may consist
+    of masks alone.
     """
     by_folder = dict[Path, list[Path]]()
     for image in images:
         by_folder.setdefault(image.parent, []).append(image)
     names = {path: _mask_folder(path.relative_to(folder)) for path in by_folder}
     some_are_masks = 0 < sum(name is not None for name in names.values()) < len(names)
-    kept = list[Path]()
+    kept_images = list[Path]()
     masks = Counter[str]()
-    for path, inside in by_folder.items():
+    for path, listing in by_folder.items():
         name = names[path]
         if name is not None and some_are_masks:
-            masks[f"{name}/"] += len(inside)
+            masks[f"{name}/"] += len(listing)
             continue
-        by_name = _masks_by_name(inside)
-        masks[BESIDE_IMAGES] += len(by_name)
-        kept += [image for image in inside if image not in by_name]
-    return kept, +masks
+        by_name = _masks_by_name(listing)
+        masks[MASKS_BY_NAME] += len(by_name)
+        kept_images += [image for image in listing if image not in by_name]
+    return kept_images, +masks
 
 
 def _mask_folder(below: Path) -> str | None:
-    """The first folder of a path that is called as one of masks."""
-    return next((name for name in below.parts if _words(name) in MASK_FOLDERS), None)
+    """Return the first folder of a path that is named as a folder of masks."""
+    return next((name for name in below.parts if _spaced_words(name) in MASK_FOLDERS), None)
 
 
 def _masks_by_name(images: Sequence[Path]) -> set[Path]:
-    """Images of a folder called as the mask of another one in it.
+    """Find images of one folder that are named as the mask of another image in it.
 
-    Where most that are called as masks have their image, the others have lost it,
-    and are masks too.
+    If most images with such names have their image beside them, the others have only lost theirs,
+    and count as masks too.
     """
     stems = {image.stem.lower() for image in images}
     paired = set[Path]()
-    alone = set[Path]()
+    unpaired = set[Path]()
     for image in images:
         stem = image.stem.lower()
-        found = BEHIND.fullmatch(stem) or BEFORE.fullmatch(stem)
-        if found is None:
+        match = MASK_WORD_LAST.fullmatch(stem) or MASK_WORD_FIRST.fullmatch(stem)
+        if match is None:
             continue
-        of_images = {form.format(found["image"]) for form in OF_IMAGES} - {stem}
-        (paired if of_images & stems else alone).add(image)
-    return paired | alone if len(paired) > len(alone) else paired
+        image_stems = {form.format(match["image"]) for form in IMAGE_NAME_FORMS} - {stem}
+        if image_stems & stems:
+            paired.add(image)
+        else:
+            unpaired.add(image)
+    return paired | unpaired if len(paired) > len(unpaired) else paired
 
 
 # ---- folders around the data
 
 
 def only_folder(folder: Path) -> Path | None:
-    """The only folder in a folder, where it holds folders and neither holds images itself."""
-    inside = look(folder)
-    if inside.has_images or len(inside.folders) != 1:
+    """Return the only subfolder if it holds folders, and neither level holds images directly."""
+    listing = list_folder(folder)
+    if listing.has_images or len(listing.folders) != 1:
         return None
-    below = look(inside.folders[0])
-    return inside.folders[0] if below.folders and not below.has_images else None
+    below = list_folder(listing.folders[0])
+    return listing.folders[0] if below.folders and not below.has_images else None
 
 
-def folder_within(folder: Path) -> Path | None:
-    """The folder in a folder that holds all of its data: the only one,
-    or that of images beside their masks.
-    """
-    only = only_folder(folder)
-    if only is not None:
-        return only
+def inner_folder(folder: Path) -> Path | None:
+    """Return the subfolder that holds all data: the only one, or images beside their masks."""
+    only_subfolder = only_folder(folder)
+    if only_subfolder is not None:
+        return only_subfolder
     images = images_beside_masks(folder)
-    return images if images is not None and class_folders(images) else None
+    return images if images is not None and visible_folders(images) else None
 
 
-def unwrapped(folder: Path, past_masks: bool = True) -> Path:
-    """The folder itself, or the one within that holds more
-    than a single folder: seg_train/seg_train.
+def innermost_folder(folder: Path, past_masks: bool = True) -> Path:
+    """Descend while a single subfolder holds all data, as in seg_train/seg_train.
 
     Args:
-        past_masks: go into folders of images that lie beside masks, too.
+        past_masks: Also enter folders of images that lie beside folders of masks.
     """
-    within = folder_within if past_masks else only_folder
-    while (below := within(folder)) is not None:
+    next_folder = inner_folder if past_masks else only_folder
+    while (below := next_folder(folder)) is not None:
         folder = below
     return folder

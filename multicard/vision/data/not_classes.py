@@ -1,5 +1,6 @@
-"""Folders where those of classes are expected that hold classes themselves: parts,
-versions and copies of the data.
+"""Recognize folders that hold classes themselves, where folders of classes are expected.
+
+They may be parts, versions or copies of the data. Training on them as classes would be meaningless.
 """
 
 from collections import defaultdict
@@ -10,177 +11,246 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
-from multicard.vision.data.data_parts import order_of_tests, train_on
-from multicard.vision.data.folder_contents import FolderListing, class_folders, holds_images, look
-from multicard.vision.data.masks import called_as_images, called_as_masks, unwrapped
+from multicard.vision.data.data_parts import (
+    FOLDERS_AS_CLASSES,
+    test_order,
+    train_first,
+    train_on_overrides,
+)
+from multicard.vision.data.folder_contents import (
+    FolderListing,
+    holds_images,
+    list_folder,
+    visible_folders,
+)
+from multicard.vision.data.masks import (
+    innermost_folder,
+    is_image_folder,
+    is_mask_folder,
+    require_no_masks,
+)
 
 
-def filled_looks(folder: Path) -> dict[Path, FolderListing]:
-    """A look into each folder in a folder that holds images somewhere below."""
-    looks = {each: look(each) for each in class_folders(folder)}
+def folders_with_images(folder: Path) -> dict[Path, FolderListing]:
+    """List each subfolder that holds images at any depth."""
+    listings = {subfolder: list_folder(subfolder) for subfolder in visible_folders(folder)}
     return {
-        each: inside for each, inside in looks.items() if inside.has_images or holds_images(each)
+        subfolder: listing
+        for subfolder, listing in listings.items()
+        if listing.has_images or holds_images(subfolder)
     }
 
 
-def kinds_within(inside: FolderListing) -> set[PartKind]:
-    """The kinds of parts that the folders of a folder are called as."""
-    return {part.kind for part in part_names.named(inside.names).values()}
+def part_kinds_in(listing: FolderListing) -> set[PartKind]:
+    """Return the kinds of parts as which the listed subfolders are named."""
+    return {part.kind for part in part_names.named(listing.names).values()}
 
 
-def shared_folders(filled: Mapping[Path, FolderListing]) -> list[str]:
-    """The names that folders have in each of these folders,
-    where they are several: those of classes, as it seems.
+def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
+    """Return the subfolder names that all of these folders share, if there are at least two.
 
-    Where a folder holds nothing but another one, as amazon/images/, it is looked for in that.
-
-    Folders of images and of their masks, which a class may hold, do not count.
+    They are probably the classes. A folder that only wraps another one, such as amazon/images/, is
+    passed through. Folders of images and of masks do not count, as a class may hold them.
     """
-    if len(filled) < 2:
+    if len(filled_folders) < 2:
         return []
-    within = [
+    names_by_folder = [
         {
-            each.name
-            for each in look(unwrapped(folder)).folders
-            if not (called_as_images(each) or called_as_masks(each))
+            subfolder.name
+            for subfolder in list_folder(innermost_folder(folder)).folders
+            if not (is_image_folder(subfolder) or is_mask_folder(subfolder))
         }
-        for folder in filled
+        for folder in filled_folders
     ]
-    shared = sorted(set.intersection(*within))
-    return shared if len(shared) > 1 else []
+    shared_names = sorted(set.intersection(*names_by_folder))
+    return shared_names if len(shared_names) > 1 else []
 
 
-def copy_of_classes(filled: Mapping[Path, FolderListing]) -> Path | None:
-    """The folder whose folders are called as several that lie beside it: augmented/cat and
-    augmented/dog beside cat and dog. None where there is no such folder.
+def copy_of_classes(filled_folders: Mapping[Path, FolderListing]) -> Path | None:
+    """Find a folder that repeats its neighbors: augmented/cat and augmented/dog beside cat and dog.
+
+    Return None if there is no such folder.
     """
-    names = {folder.name for folder in filled}
-    for folder, inside in filled.items():
-        own = look(unwrapped(folder)).names if not inside.has_images else set[str]()
-        if len(own & (names - {folder.name})) > 1:
+    names = {folder.name for folder in filled_folders}
+    for folder, listing in filled_folders.items():
+        inner_names = (
+            list_folder(innermost_folder(folder)).names if not listing.has_images else set[str]()
+        )
+        if len(inner_names & (names - {folder.name})) > 1:
             return folder
     return None
 
 
 def folders_in_classes(root: Path, samples: Iterable[tuple[Path, str]]) -> dict[str, list[str]]:
-    """Find classes whose images all lie in folders below the folder of the class,
-    and in several of them.
+    """Find classes whose images all lie in several subfolders of the class's folder.
 
-    They may be the classes themselves, as abbey and airport in a/ of SUN397,
-    or cat and dog in data/ beside figures/.
+    These subfolders may be the real classes, such as abbey and airport in a/ of SUN397, or cat and
+    dog in data/ beside figures/.
 
     Args:
-        samples: images, each with its class.
+        samples: Images, each with its class.
 
     Returns:
-        The names of these folders, by class.
+        The names of these subfolders, by class.
     """
     parents = {(image.parent, label) for image, label in samples}
-    found = defaultdict[str, set[str]](set)
+    subfolders = defaultdict[str, set[str]](set)
     for parent, label in parents:
         below = parent.relative_to(root).parts if parent.is_relative_to(root) else ()
         if label in below:
             inner = below[below.index(label) + 1 :]
-            found[label].add(inner[0] if inner else "")
+            subfolders[label].add(inner[0] if inner else "")
     return {
         label: sorted(names)
-        for label, names in sorted(found.items())
+        for label, names in sorted(subfolders.items())
         if "" not in names and len(names) > 1
     }
 
 
-def listed(folders: Iterable[Path]) -> str:
-    """The first names of folders."""
+def first_names(folders: Iterable[Path]) -> str:
+    """Return the first five names of folders as text, and the number of the others."""
     names = [folder.name for folder in folders]
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return f"{', '.join(names[:5])}{more}"
 
 
-def sets_inside(root: Path, sets: Sequence[Path]) -> Refusal:
+def sets_inside_refusal(root: Path, sets: Sequence[Path]) -> Refusal:
     return Refusal(
         "photographs.sets-inside",
-        f"dataset.root={root}: in {listed(sets)} lies a data set with parts of its own; name one,"
+        f"dataset.root={root}: {first_names(sets)} holds a data set with its own parts; name one,"
         f" as `{override('dataset.root', sets[0])}`",
         key="dataset.root",
         sets=[folder.name for folder in sets],
     )
 
 
-def copy_inside(copy: Path, alone: str) -> Refusal:
-    """The refusal of a folder that holds the classes that lie beside it.
+def copied_classes_refusal(copy: Path, alone: str) -> Refusal:
+    """Make the refusal of a folder that repeats the classes beside it.
 
     Args:
-        alone: the overrides that read this folder.
+        alone: The overrides that read only this folder.
     """
-    names = sorted(look(unwrapped(copy)).names)
+    names = sorted(list_folder(innermost_folder(copy)).names)
     return Refusal(
         "photographs.classes-inside",
-        f"dataset.root={copy.parent}: {copy.name} is no class: it holds the folders that lie beside"
-        f" it ({', '.join(names[:5])}). Move it out of {copy.parent.name} to read the others, or"
-        f" use `{alone}` to read it alone",
+        f"dataset.root={copy.parent}: {copy.name} is not a class, as it holds the folders that lie"
+        f" beside it ({', '.join(names[:5])}). Move it out of {copy.parent.name} to read the"
+        f" others, or use `{alone}` to read it alone",
         key="dataset.root",
         folder=copy.name,
         inside=names,
     )
 
 
+def require_classes_not_parts(
+    root: Path, filled_folders: dict[Path, FolderListing], split_folders: Sequence[Path]
+) -> None:
+    """Refuse folders that could be parts or classes, separate data sets, or masks."""
+    require_no_masks(root, visible_folders(root))
+    inner = {
+        folder: part_kinds_in(listing)
+        for folder, listing in filled_folders.items()
+        if not listing.has_images
+    }
+    sets = [folder for folder, kinds in inner.items() if PartKind.train in kinds and len(kinds) > 1]
+    if sets and not (
+        len(sets) == len(filled_folders) > 1
+        and all(list_folder(f).has_images for f in filled_folders[sets[0]].folders)
+    ):
+        raise sets_inside_refusal(root, sets)
+    if sets:
+        return
+    copy = copy_of_classes(filled_folders)
+    if copy is not None and copy not in split_folders:
+        raise copied_classes_refusal(copy, f"{override('dataset.root', copy)} dataset.split=0.2")
+    shared_names = shared_folders(filled_folders)
+    are_parts = any(part_names.parsed(folder.name) is not None for folder in filled_folders)
+    if shared_names:
+        first, second = train_first([folder.name for folder in filled_folders])[:2]
+        as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
+        raise Refusal(
+            "photographs.like-parts",
+            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
+            f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
+            " another, as"
+            f" `{train_on_overrides(first, second)}`{as_classes}",
+            key="dataset.root",
+            folders=[folder.name for folder in filled_folders],
+            shared=shared_names,
+        )
+    if split_folders:
+        raise Refusal(
+            "photographs.part-beside-classes",
+            f"dataset.root={root}: {split_folders[0].name} is named as a part and holds folders of"
+            " classes, but lies beside"
+            f" {first_names(folder for folder in filled_folders if folder not in split_folders)};"
+            f" use `{train_on_overrides(split_folders[0].name, None)}` to read it alone",
+            key="dataset.root",
+            part=split_folders[0].name,
+            folders=[folder.name for folder in filled_folders],
+        )
+
+
 def require_classes(root: Path, parts: Mapping[Path, PartKind]) -> None:
-    """Refuse parts in which there are no classes, but parts, versions or copies of the data.
+    """Refuse parts that hold data sets, versions or copies of the data instead of classes.
 
     Args:
-        root: the folder in which the parts are. parts: those that are read.
+        root: The folder of the parts.
+        parts: The parts that are read.
     """
     for part in parts:
-        inner = unwrapped(part)
-        filled = filled_looks(inner)
+        inner = innermost_folder(part)
+        filled_folders = folders_with_images(inner)
         kinds = {
-            found.kind for found in part_names.named(folder.name for folder in filled).values()
+            part_name.kind
+            for part_name in part_names.named(folder.name for folder in filled_folders).values()
         }
         if PartKind.train in kinds and len(kinds) > 1:
-            raise sets_inside(root, [part])
-        copy = copy_of_classes(filled)
+            raise sets_inside_refusal(root, [part])
+        copy = copy_of_classes(filled_folders)
         if copy is not None:
-            raise copy_inside(
-                copy, _same_in_parts(root, parts, copy.relative_to(part), or_whole=True)
+            raise copied_classes_refusal(
+                copy, _overrides_for_folder(root, parts, copy.relative_to(part), or_whole=True)
             )
-        shared = shared_folders(filled)
-        if shared:
-            raise _versions(root, parts, part, inner, filled, shared)
+        shared_names = shared_folders(filled_folders)
+        if shared_names:
+            raise _versions_refusal(root, parts, part, inner, filled_folders, shared_names)
 
 
-def _versions(
+def _versions_refusal(
     root: Path,
     parts: Mapping[Path, PartKind],
     part: Path,
     inner: Path,
-    filled: Mapping[Path, FolderListing],
-    shared: Sequence[str],
+    filled_folders: Mapping[Path, FolderListing],
+    shared_names: Sequence[str],
 ) -> Refusal:
-    names = [folder.name for folder in filled]
-    alone = _same_in_parts(root, parts, (inner / names[0]).relative_to(part))
+    names = [folder.name for folder in filled_folders]
+    example = _overrides_for_folder(root, parts, (inner / names[0]).relative_to(part))
     return Refusal(
         "photographs.versions-in-part",
-        f"dataset.root={root}: in {part.name}, {listed(filled)} look like versions of the data, not"
-        f" classes: each holds the same folders ({', '.join(shared[:5])}). Read one, as `{alone}`,"
-        f" or use `{_same_in_parts(root, parts, Path())}` if they are classes",
+        f"dataset.root={root}: in {part.name}, {first_names(filled_folders)} look like versions of"
+        f" the data, not classes: each holds the same folders ({', '.join(shared_names[:5])}). Read"
+        f" one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they are"
+        " classes",
         key="dataset.root",
         part=part.name,
         folders=names,
-        shared=[*shared],
+        shared=[*shared_names],
     )
 
 
-def _same_in_parts(
+def _overrides_for_folder(
     root: Path, parts: Mapping[Path, PartKind], below: Path, or_whole: bool = False
 ) -> str:
-    """The overrides that read one folder in the part to train on, and in one to test on.
+    """Return the overrides that read the same subfolder of the train part and of a test part.
 
     Args:
-        below: the folder, from that of a part on.
-        or_whole: test on a part as it is where it has no such folder;
-            otherwise on a fifth of what is trained on.
+        below: The subfolder's path, relative to a part.
+        or_whole: If no test part has this subfolder, test on a whole part. Otherwise a fifth of the
+            samples to train on is held out.
     """
-    ordered = sorted(parts, key=lambda folder: order_of_tests(folder.name))
+    ordered = sorted(parts, key=lambda folder: test_order(folder.name))
     trains = [part for part in ordered if parts[part] is PartKind.train] or ordered
     tests = [part for part in ordered if part not in trains]
     train = next((part for part in trains if (part / below).is_dir()), trains[0])
@@ -188,4 +258,4 @@ def _same_in_parts(
     if test is None and or_whole and tests:
         test = tests[0]
     name = (train / below).relative_to(root).as_posix()
-    return train_on(name, None if test is None else test.relative_to(root).as_posix())
+    return train_on_overrides(name, None if test is None else test.relative_to(root).as_posix())

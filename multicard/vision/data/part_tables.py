@@ -1,5 +1,6 @@
-"""Tables that are parts of the data by their names, or by those of the folders in which they lie:
-train.csv and val.csv, train/metadata.csv and test/metadata.csv.
+"""Read tables that are parts of the data, by their names or by the names of their folders.
+
+Examples are train.csv and val.csv, or train/metadata.csv and test/metadata.csv.
 """
 
 from collections import Counter, defaultdict
@@ -13,66 +14,72 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
 from multicard.vision.data.class_values import other_folders
-from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, order_of_tests
+from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, test_order
 from multicard.vision.data.folder_contents import (
-    OUTSIDE,
+    OUTSIDE_CLASSES,
     are_numbered,
-    beside,
-    called_as_notes,
-    class_folders,
     count_files,
-    filled_names,
+    count_loose_files,
     is_hidden,
+    is_note_folder,
+    names_with_images,
+    visible_folders,
 )
-from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
+from multicard.vision.data.image_columns import COLUMNS_KEY, NO_COLUMN_NAMES, ColumnNames
 from multicard.vision.data.image_tables import column_of_classes, table_parts
 from multicard.vision.data.label_tables import TABLES, LabelTable, is_submission
-from multicard.vision.data.table_images import NOT_NAMED, not_named
+from multicard.vision.data.table_images import NOT_NAMED, count_not_named
 
-METADATA = ("metadata.csv", "metadata.jsonl")  # of an `imagefolder` of `datasets`
-ONE_HOT = "_classes.csv"  # of Roboflow's export, in each part
+METADATA = ("metadata.csv", "metadata.jsonl")  # The tables that `datasets` reads in an imagefolder.
+ONE_HOT_TABLE = "_classes.csv"  # Roboflow's export has this file in each part.
 
 
-def in_folders_of_parts(root: Path, named: Named = NONE_NAMED) -> FoundParts | None:
-    """The parts of a folder whose folders of parts have a table each, as `datasets` reads an
-    `imagefolder`; None of any other, and of one whose parts to test on have no table.
+def parts_of_tables_in_folders(
+    root: Path, column_names: ColumnNames = NO_COLUMN_NAMES
+) -> FoundParts | None:
+    """Read a folder whose part folders (train/, test/) have a table each, like `datasets` does.
 
-    Where these folders hold folders of classes, a table counts that has a column of them.
+    If these folders hold folders of classes, their tables count only if they have a column of
+    classes. Return None for any other layout, and if the parts to test on have no table.
 
     Args:
-        named: `dataset.columns`.
+        column_names: `dataset.columns`.
     """
-    names = part_names.named(folder.name for folder in class_folders(root))
+    names = part_names.named(folder.name for folder in visible_folders(root))
     tables = dict[str, Path]()
     for name in names:
-        found = _table_in(root / name)
-        tables |= {name: found} if found is not None else {}
-    trains = [name for name in tables if names[name].kind is PartKind.train]
-    if not trains or len(trains) == len(tables):
+        table = _part_table(root / name)
+        tables |= {name: table} if table is not None else {}
+    train_names = [name for name in tables if names[name].kind is PartKind.train]
+    if not train_names or len(train_names) == len(tables):
         return None
-    train = tables[trains[0]]
-    filled = filled_names(train.parent)
-    if len(filled) > 1 and not are_numbered(filled) and named.get("label") is None:
-        trained, is_guess = column_of_classes(train, named)
-        if not trained or is_guess or train.name not in METADATA:
+    train = tables[train_names[0]]
+    filled_folders = names_with_images(train.parent)
+    if (
+        len(filled_folders) > 1
+        and not are_numbered(filled_folders)
+        and column_names.get("label") is None
+    ):
+        trained_label, is_guess = column_of_classes(train, column_names)
+        if not trained_label or is_guess or train.name not in METADATA:
             return None
-        (part,) = table_parts([train], by_split=False, named=named).parts
-        require_the_classes_of_folders(root, train, part.read())
-    ignored = beside(root)
-    for folder in class_folders(root):
+        (part,) = table_parts([train], by_split=False, column_names=column_names).parts
+        require_same_classes_as_folders(root, train, part.read())
+    ignored = count_loose_files(root)
+    for folder in visible_folders(root):
         if folder.name not in tables:
             ignored[f"{folder.name}/"] += count_files(folder)
-    return _of_tables(tables, names, named, ignored, {})
+    return _make_parts(tables, names, column_names, ignored, {})
 
 
-def _table_in(folder: Path) -> Path | None:
-    """The table of a part: that of an `imagefolder`, or the only one."""
-    found = [folder / name for name in METADATA if (folder / name).is_file()]
-    found = found or [path for path in _tables(folder) if path.name != ONE_HOT]
-    return found[0] if len(found) == 1 else None
+def _part_table(folder: Path) -> Path | None:
+    """Return the table of a part: metadata.csv or metadata.jsonl, or else the only table."""
+    tables = [folder / name for name in METADATA if (folder / name).is_file()]
+    tables = tables or [path for path in _tables_in(folder) if path.name != ONE_HOT_TABLE]
+    return tables[0] if len(tables) == 1 else None
 
 
-def _tables(folder: Path) -> list[Path]:
+def _tables_in(folder: Path) -> list[Path]:
     return [
         path
         for path in sorted(folder.iterdir())
@@ -80,153 +87,159 @@ def _tables(folder: Path) -> list[Path]:
     ]
 
 
-def require_the_classes_of_folders(root: Path, table: Path, samples: PartSamples) -> None:
-    """Refuse a table that gives images other classes than the folders in which they lie.
+def require_same_classes_as_folders(root: Path, table: Path, samples: PartSamples) -> None:
+    """Refuse a table that gives images other classes than their folders do.
 
     Args:
-        samples: of the table.
+        samples: The samples of the table.
     """
     folders = other_folders(samples.images, samples.labels)
     if not folders:
         return
-    column = column_of_classes(table, NONE_NAMED)[0]
-    by_table = override(KEY, {"label": column})
-    by_folder = override(KEY, {"label": None})
+    column = column_of_classes(table, NO_COLUMN_NAMES)[0]
+    by_table = override(COLUMNS_KEY, {"label": column})
+    by_folder = override(COLUMNS_KEY, {"label": None})
     shown = table.relative_to(root).as_posix()
     raise Refusal(
         "photographs.table-or-folders",
         f"dataset.root={root}: the column {column} of {shown} gives images other classes than"
         f" their folders do; use `{by_table}` to take the column, or `{by_folder}` to take the"
-        " folders",
-        key=KEY,
+        " folders for the classes",
+        key=COLUMNS_KEY,
         table=str(table),
         column=column,
         folders=[folder.name for folder in folders[:20]],
     )
 
 
-def beside_folders(root: Path, named: Named = NONE_NAMED) -> FoundParts | None:
-    """The parts of a folder with tables that are called as parts to train and to test on, there or
-    in a folder of notes; None of any other.
+def parts_of_named_tables(
+    root: Path, column_names: ColumnNames = NO_COLUMN_NAMES
+) -> FoundParts | None:
+    """Read tables that are named as parts (train.csv, test.csv), in a folder or its notes.
 
-    Images that a table gives by their names alone are looked for in the folders of its part first.
+    Images that a table gives by name alone are looked up in the folders of its part first. Return
+    None if there are no such tables.
 
     Raises:
-        Refusal: such a table cannot be read, or two are called as the same part.
+        Refusal: A table cannot be read, or two tables are named as the same part.
     """
-    notes = [folder for folder in class_folders(root) if called_as_notes(folder)]
+    notes = [folder for folder in visible_folders(root) if is_note_folder(folder)]
     for place in (root, *notes):
-        paths = _called_as_parts(place)
+        paths = _tables_named_as_parts(place)
         if paths:
-            return _beside_folders(root, place, paths, named)
+            return _parts_of_named_tables(root, place, paths, column_names)
     return None
 
 
-def _called_as_parts(folder: Path) -> list[Path]:
-    """The tables in a folder that are called as parts to train and to test on."""
-    names = part_names.named(path.stem for path in _tables(folder))
+def _tables_named_as_parts(folder: Path) -> list[Path]:
+    """Return the tables in a folder that are named as parts, if both kinds of parts are there."""
+    names = part_names.named(path.stem for path in _tables_in(folder))
     kinds = {part.kind for part in names.values()}
     if PartKind.train not in kinds or len(kinds) < 2:
         return []
-    return [path for path in _tables(folder) if path.stem in names]
+    return [path for path in _tables_in(folder) if path.stem in names]
 
 
-def _beside_folders(root: Path, place: Path, paths: Sequence[Path], named: Named) -> FoundParts:
-    """The parts by tables.
+def _parts_of_named_tables(
+    root: Path, place: Path, paths: Sequence[Path], column_names: ColumnNames
+) -> FoundParts:
+    """Make the parts of these tables.
 
     Args:
-        root: that has the folders of images. place: that has the tables.
+        root: The folder with the folders of images.
+        place: The folder with the tables.
     """
     names = part_names.named(path.stem for path in paths)
-    called = Counter(names[path.stem].word for path in paths)
-    twice = [word for word, count in called.items() if count > 1]
-    if twice:
+    word_counts = Counter(names[path.stem].word for path in paths)
+    repeated_words = [word for word, count in word_counts.items() if count > 1]
+    if repeated_words:
         files = [path.name for path in paths]
         raise Refusal(
             "photographs.tables-of-one-part",
-            f"dataset.root={place}: {', '.join(files)} are called as parts, of which {twice[0]} is"
-            " there more than once; keep one table of each part here",
+            f"dataset.root={place}: {', '.join(files)} are named as parts, and {repeated_words[0]}"
+            " is there more than once; keep one table per part here",
             key="dataset.root",
             files=files,
         )
     folders = defaultdict[PartKind, list[Path]](list)
-    for folder in class_folders(root):
+    for folder in visible_folders(root):
         part = part_names.parsed(folder.name)
         if part is not None:
             folders[part.kind].append(folder)
     ignored = Counter[str]()
-    for kind, count in beside(root).items():
-        if not kind.endswith(OUTSIDE):  # images there may be those of the tables
+    for kind, count in count_loose_files(root).items():
+        if not kind.endswith(OUTSIDE_CLASSES):  # The tables may name these images.
             ignored[kind] += count
-    for folder in class_folders(root):
-        if called_as_notes(folder):
+    for folder in visible_folders(root):
+        if is_note_folder(folder):
             ignored[f"{folder.name}/"] += count_files(folder)
     for path in paths:
         ignored[path.suffix.lower() if place == root else f"{place.name}/"] -= 1
-    return _of_tables({path.stem: path for path in paths}, names, named, +ignored, folders)
+    return _make_parts({path.stem: path for path in paths}, names, column_names, +ignored, folders)
 
 
-def folder_of(table: Path) -> Path | None:
-    """The folder of a table that is one part of the data, beside those of others;
-    None of any other table, and where they cannot be read.
+def folder_of_part_table(table: Path) -> Path | None:
+    """Return the folder of a table that is one part of the data beside tables of other parts.
+
+    Return None for any other table, and if the tables cannot be read.
     """
     if part_names.parsed(table.stem) is None:
         return None
     folder = table.absolute().parent
     try:
-        found = beside_folders(folder)
+        parts = parts_of_named_tables(folder)
     except Refusal:
         return None
-    return folder if found is not None and table.absolute() in found.tables else None
+    return folder if parts is not None and table.absolute() in parts.tables else None
 
 
-def _of_tables(
+def _make_parts(
     tables: Mapping[str, Path],
     names: Mapping[str, PartName],
-    named: Named,
+    column_names: ColumnNames,
     ignored: Counter[str],
     folders: Mapping[PartKind, Sequence[Path]],
 ) -> FoundParts:
-    """A part for each table. Those to test on have the column of classes that is trained on."""
-    trains = [name for name in tables if names[name].kind is PartKind.train]
-    trained, _ = column_of_classes(tables[sorted(trains)[0]], named)
+    """Make a part of each table. Parts to test on use the label column of the part to train on."""
+    train_names = [name for name in tables if names[name].kind is PartKind.train]
+    trained_label, _ = column_of_classes(tables[sorted(train_names)[0]], column_names)
     parts = list[DataPart]()
-    for name in sorted(tables, key=order_of_tests):
+    for name in sorted(tables, key=test_order):
         kind = names[name].kind
         source = table_parts(
             [tables[name]],
             by_split=False,
-            named=named,
-            to_test=None if kind is PartKind.train else trained,
-            own_folders=folders.get(kind, ()),
+            column_names=column_names,
+            trained_label=None if kind is PartKind.train else trained_label,
+            first_folders=folders.get(kind, ()),
         )
         (part,) = source.parts
         parts.append(replace(part, name=name, kind=kind))
-        del source.ignored[NOT_NAMED]  # another table may
+        del source.ignored[NOT_NAMED]  # Another table may name these images.
         ignored = ignored + source.ignored
     paths = list[Path]()
     for part in parts:
         paths.extend(image for image in part.read().images if isinstance(image, Path))
-    ignored[NOT_NAMED] = not_named(paths)
+    ignored[NOT_NAMED] = count_not_named(paths)
     ordered = tuple(tables[part.name] for part in parts)
     return FoundParts(parts, +ignored, tables=ordered)
 
 
-def tables_not_read(root: Path, tables: Sequence[LabelTable]) -> list[Message]:
-    """That folders are taken for the classes, and these tables of their images are not read."""
+def unread_table_notices(root: Path, tables: Sequence[LabelTable]) -> list[Message]:
+    """Return a notice per table that names the images but is not read, as folders are classes."""
     notices = list[Message]()
     for table in tables:
         use = ""
-        remedy = None if table.label is None else reading(root, table)
+        remedy = None if table.label is None else reading_overrides(root, table)
         if remedy is not None:
             use = f"; use `{remedy}` if its {table.label} is the class"
         shown = table.path.relative_to(root).as_posix()
         notices.append(
             Message(
                 "photographs.table-not-read",
-                f"dataset.root={root}: takes folders for the classes, and does not read {shown}"
+                f"dataset.root={root}: takes folders for the classes and does not read {shown}"
                 f" ({', '.join(table.columns)}){use}",
-                key=KEY,
+                key=COLUMNS_KEY,
                 table=str(table.path),
                 columns=table.columns,
                 remedy=remedy,
@@ -235,25 +248,26 @@ def tables_not_read(root: Path, tables: Sequence[LabelTable]) -> list[Message]:
     return notices
 
 
-def reading(root: Path, table: LabelTable) -> str | None:
-    """The overrides that read a table of the images in a folder: as one of each part where there
-    are some. None where it cannot be read.
+def reading_overrides(root: Path, table: LabelTable) -> str | None:
+    """Return the overrides that read a table about the images in a folder.
+
+    Where possible, they read it as one of several parts. Return None if it cannot be read.
     """
-    named: list[Mapping[str, str | None]] = [{}]
+    column_names: list[Mapping[str, str | None]] = [{}]
     if table.label is not None:
-        named = [{"label": table.label}, {}, {"image": table.image, "label": table.label}]
-    for columns in named:
-        for parts_of in (in_folders_of_parts, beside_folders):
+        column_names = [{"label": table.label}, {}, {"image": table.image, "label": table.label}]
+    for columns in column_names:
+        for parts_of in (parts_of_tables_in_folders, parts_of_named_tables):
             with suppress(Refusal, OSError):
-                found = parts_of(root, columns) if columns else None
-                if found is not None and table.path in found.tables:
-                    return override(KEY, columns)
-    for columns in named:
+                parts_found = parts_of(root, columns) if columns else None
+                if parts_found is not None and table.path in parts_found.tables:
+                    return override(COLUMNS_KEY, columns)
+    for columns in column_names:
         with suppress(Refusal, OSError):
-            parts = table_parts([table.path], named=columns).parts
+            parts = table_parts([table.path], column_names=columns).parts
             words = [override("dataset.root", table.path)]
             if columns:
-                words.append(override(KEY, columns))
+                words.append(override(COLUMNS_KEY, columns))
             if len(parts) == 1:
                 words.append("dataset.split=0.2")
             return " ".join(words)

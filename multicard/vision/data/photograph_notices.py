@@ -1,38 +1,38 @@
-"""Notices of photographs before the start: what is not read, and what may be meant otherwise."""
+"""Notices about photographs before training: what is not read, and what may be unintended."""
 
 from pathlib import Path
 
 from multicard.config.pasting import override
 from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Message, in_one_line
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import class_names, not_classes, pixel_values
 from multicard.vision.data.splits import DataSplits
 
-SHOWN_KINDS = 8  # of what is not read, in a line
+SHOWN_KINDS = 8  # A notice lists at most this many kinds, classes or groups.
 
 
-def of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
-    """All that there is to say of data that are read."""
+def notices_of_data(data: DataSplits, config: ImagesConfig) -> list[Message]:
+    """Return all notices about data that were read."""
     notices = list[Message]()
     if data.ignored:
-        notices.append(_not_read(data.ignored, config))
-    alike = class_names.alike(data.class_names)
-    if alike:
-        notices.append(_alike(alike, config))
-    if config.parts != []:  # by which folders are said to be classes
-        inside = _folders_in_classes(data, config)
-        if inside:
-            notices.append(_of_several_folders(inside, config))
-    return [*notices, *pixel_values.of_images(data, config)]
+        notices.append(_ignored_notice(data.ignored, config))
+    similar_names = class_names.group_similar_names(data.class_names)
+    if similar_names:
+        notices.append(_similar_classes_notice(similar_names, config))
+    if config.parts != []:  # With `dataset.parts=[]`, the user declared the folders to be classes.
+        folders_by_class = _folders_in_classes(data, config)
+        if folders_by_class:
+            notices.append(_folders_in_classes_notice(folders_by_class, config))
+    return [*notices, *pixel_values.notices_of_images(data, config)]
 
 
 def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, list[str]]:
     root = Path(str(config.root)).expanduser()
-    if not root.is_dir():  # a table says which classes there are
+    if not root.is_dir():  # A table gives the classes.
         return {}
     splits = [data.train]
-    if config.split is not None:  # of the same folders
+    if config.split is not None:  # Both splits come from the same folders.
         splits.append(data.test)
     files = list[tuple[Path, str]]()
     for split in splits:
@@ -42,38 +42,42 @@ def _folders_in_classes(data: DataSplits, config: ImagesConfig) -> dict[str, lis
     return not_classes.folders_in_classes(root, files)
 
 
-def _of_several_folders(inside: dict[str, list[str]], config: ImagesConfig) -> Message:
-    """That folders lie in the folder of a class, and may be meant as classes."""
+def _folders_in_classes_notice(
+    folders_by_class: dict[str, list[str]], config: ImagesConfig
+) -> Message:
+    """Say that the folder of a class holds folders that may be the real classes."""
     shown = [
-        f"{name} (with the folders {', '.join(folders[:3])})" for name, folders in inside.items()
+        f"{name} (with the folders {', '.join(folders[:3])})"
+        for name, folders in folders_by_class.items()
     ]
-    more = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
-    alone = Path(str(config.root)).expanduser() / next(iter(inside))
+    more_text = f" and {len(shown) - SHOWN_KINDS} more" if len(shown) > SHOWN_KINDS else ""
+    class_folder = Path(str(config.root)).expanduser() / next(iter(folders_by_class))
     remedy = None
-    if len(inside) == 1 and alone.is_dir():
-        remedy = override("dataset.root", alone)
+    if len(folders_by_class) == 1 and class_folder.is_dir():
+        remedy = override("dataset.root", class_folder)
     use = "" if remedy is None else f", or use `{remedy}` to read them alone"
     return Message(
         "photographs.folders-in-classes",
         in_one_line(
-            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more} as one"
-            f" class each; if the folders are the classes, put all classes beside one another{use}"
+            f"dataset.root={config.root}: trains {', '.join(shown[:SHOWN_KINDS])}{more_text} as one"
+            f" class each; if the folders are the classes, put all classes side by side{use}"
         ),
         key="dataset.root",
         root=str(config.root),
-        classes={name: folders[:20] for name, folders in [*inside.items()][:20]},
+        classes={name: folders[:20] for name, folders in [*folders_by_class.items()][:20]},
         remedy=remedy,
     )
 
 
-def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
-    """That names of classes differ only by case or blanks, and may be meant as one."""
+def _similar_classes_notice(groups: list[list[str]], config: ImagesConfig) -> Message:
+    """Say that the names of some classes differ only in spelling and may mean one class."""
     shown = "; ".join(" and ".join(group) for group in groups[:SHOWN_KINDS])
     return Message(
         "photographs.alike-classes",
         in_one_line(
-            f"dataset.root={config.root}: trains {shown} as classes of their own, whose names"
-            " differ only by case, blanks or dashes; give them one name if they are one class"
+            f"dataset.root={config.root}: trains {shown} as separate classes, although their names"
+            " differ only in case, blanks, dashes or accents; give them one name if they are one"
+            " class"
         ),
         key="dataset.root",
         root=str(config.root),
@@ -81,14 +85,14 @@ def _alike(groups: list[list[str]], config: ImagesConfig) -> Message:
     )
 
 
-def _not_read(ignored: list[Ignored], config: ImagesConfig) -> Message:
-    """That there is more than what is read; the kinds that are most, the others together."""
+def _ignored_notice(ignored: list[Ignored], config: ImagesConfig) -> Message:
+    """Say what is not read: the most frequent kinds, and the number of all others."""
     kinds = [f"{part.count:,} {part.what}" for part in ignored[:SHOWN_KINDS]]
     others = sum(part.count for part in ignored[SHOWN_KINDS:])
-    more = [f"{others:,} of other kinds"] if others else []
+    more_text = [f"{others:,} of other kinds"] if others else []
     return Message(
         "photographs.ignored",
-        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more])}"),
+        in_one_line(f"dataset.root={config.root}: not read: {', '.join([*kinds, *more_text])}"),
         key="dataset.root",
         root=str(config.root),
         ignored={part.what: part.count for part in ignored},

@@ -1,8 +1,7 @@
-"""Preprocessing of whole batches of uint8 images, on the host or the device: cropping,
-normalising, resizing.
+"""Crop, normalise and resize whole batches of uint8 images, on the host or the device.
 
-Normalising before upsampling gives the same as after it (both are linear), on a fraction of the
-pixels; a grey image stays a single channel until it is on the device.
+Images are normalised before they are enlarged. Both operations are linear, so the result is the
+same, but there are far fewer pixels. A grey image stays a single channel until it is on the device.
 """
 
 from collections.abc import Callable
@@ -15,18 +14,18 @@ from torch.nn.functional import interpolate
 
 from multicard.config.vision_data import DatasetConfig
 
-SMALL = 64  # pixels a side, up to which resizing by matrices pays
-BAND_ROWS = range(32, 65)  # rows of an enlarged image that are computed together; see `bands_of`
-BAND_SIDE = 16  # pixels a side, from which that pays
+MATRIX_RESIZE_SIDE = 64  # Up to this many pixels per side, resizing with matrix products is faster.
+BAND_ROWS = range(32, 65)  # Rows of an enlarged image that form a band; see `bands_of`.
+BAND_SIDE = 16  # From this many pixels per side, computing in bands is faster.
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The part of each image that augmentation cuts out: `height` x `width` pixels from (`top`,
-    `left`), mirrored where `flip`.
+    """The window that augmentation cuts out of each image.
 
-    The three arrays are (B,). They follow from seed, epoch and image alone: the same in all
-    loaders, on any rank, in any worker, and in a resumed run.
+    It has `height` x `width` pixels from (`top`, `left`), and is mirrored if `flip`. These three
+    arrays are (B,). They depend only on seed, epoch and image. All loaders, ranks and workers, and
+    a resumed run, therefore cut the same windows.
     """
 
     top: np.ndarray
@@ -39,12 +38,12 @@ class Windows:
 def windows(
     config: DatasetConfig, draws: np.ndarray, seed: int, height: int, width: int
 ) -> Windows:
-    """Windows of `config.crop` of an image's sides at random places,
-    for images of `height` x `width` pixels.
+    """Draw random windows that span `config.crop` of each side of the images.
 
     Args:
-        draws: (B,) int64, epoch times the set's size plus
-            the image's index: each is drawn once a run.
+        draws: (B,) int64, the epoch times the size of the set, plus the image's index. Each occurs
+            once per run.
+        height, width: The size of the images in pixels.
     """
     sides = max(1, round(config.crop * height)), max(1, round(config.crop * width))
     top, left = (
@@ -56,20 +55,20 @@ def windows(
 
 
 def _uniform(seed: int, draws: np.ndarray, stream: int) -> np.ndarray:
-    """A number in [0, 1) for each draw: the output function of SplitMix64 (Steele, Lea,
-    Flood 2014) as a hash.
+    """Return a number in [0, 1) for each draw.
+
+    The hash is the output function of SplitMix64 (Steele, Lea, Flood 2014).
     """
     state = (seed * 3 + stream + 1) * 0x9E3779B97F4A7C15 % 2**64
-    x = draws.astype(np.uint64) * np.uint64(0xD1342543DE82EF95) + np.uint64(state)  # wraps
+    # The multiplication wraps around at 64 bits.
+    x = draws.astype(np.uint64) * np.uint64(0xD1342543DE82EF95) + np.uint64(state)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) / 2**53
 
 
 def cut_out(windows: Windows, images: torch.Tensor) -> torch.Tensor:
-    """The windows of a batch: (B, H, W, ...) in, (B, height, width, ...) out,
-    on the batch's device.
-    """
+    """Cut the windows out of a batch on its device: (B, H, W, ...) to (B, height, width, ...)."""
     device = images.device
     parts = (windows.top, windows.left, windows.flip)
     top, left, flip = (
@@ -89,7 +88,9 @@ class Preparation:
     """Normalises and resizes uint8 batches.
 
     Args:
-        transfer: the type of the result. The arithmetic is in float64 for float64, else in float32.
+        transfer: The type of the result. If it is float64, the arithmetic is in float64, otherwise
+        in
+            float32.
     """
 
     def __init__(
@@ -106,25 +107,24 @@ class Preparation:
         self.scale = (1 / (255 * std)).to(device)
 
     def __call__(self, raw: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """
+        """Normalise and resize a batch.
+
         Args:
             raw: uint8, grey (B, h, w) or RGB (B, h, w, 3).
-            out: memory for the result, with its shape, type and strides.
+            out: Memory for the result, with its shape, type and strides.
 
         Returns:
-            (B, 3, S, S), channels last for RGB images; (B, 1, S, S) for grey images whose channels
-            are normalised
-            alike: expand it on the device.
+            (B, 3, S, S), channels last for RGB images. Grey images whose channels are normalised
+            alike stay (B, 1, S, S), to be expanded on the device.
         """
         resizes = tuple(raw.shape[1:3]) != (self.size, self.size)
-        # where no conversion follows
+        # If no conversion follows, the last operation writes directly into `out`.
         direct = out if out is not None and out.dtype is self.arithmetic else None
         unsized = None if resizes else direct
         if raw.dim() == 3:
             mean, scale = (self.mean[:1], self.scale[:1]) if self.alike else (self.mean, self.scale)
             prepared = _normalised(raw[:, None], mean, scale, unsized)
-        # a whole row at a time: over the three channels
-        # alone the CPU would have nothing to vectorise
+        # Whole rows are normalised at once: three channels are too few for the CPU to vectorise.
         else:
             batch, height, width, _ = raw.shape
             mean, scale = (values.flatten().repeat(width) for values in (self.mean, self.scale))
@@ -142,8 +142,10 @@ class Preparation:
         return out.copy_(prepared)
 
     def in_one_kernel(self, raw: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
-        """The same for a GPU, in a kernel that torch.compile makes for each shape: it writes what
-        the model reads, (B, 3, S, S) in this layout, and nothing between.
+        """Normalise and resize a batch on a GPU, in one kernel that torch.compile makes per shape.
+
+        The kernel writes (B, 3, S, S) in the given layout, as the model reads it, without
+        intermediate results.
         """
         mean = self.mean
         scale = self.scale
@@ -152,11 +154,13 @@ class Preparation:
         return _compiled()(raw, mean, scale, self.size, self.transfer, layout)
 
     def _resized(self, images: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, C, h, w) to (B, C, S, S), bilinear. On the CPU two products of matrices are faster
-        for small images: 4 times from 28 to 500 px, on one core.
+        """Resize (B, C, h, w) to (B, C, S, S), bilinearly.
+
+        On the CPU, two matrix products are faster for small images: 4 times from 28 to 500 px, on
+        one core.
         """
         height, width = images.shape[2:]
-        if images.device.type != "cpu" or max(height, width) > SMALL:
+        if images.device.type != "cpu" or max(height, width) > MATRIX_RESIZE_SIDE:
             antialias = max(height, width) > self.size
             return interpolate(images, (self.size, self.size), mode="bilinear", antialias=antialias)
         bands = bands_of(height, self.size, images.dtype)
@@ -174,7 +178,7 @@ class Preparation:
 
 @cache
 def _compiled() -> Callable[..., torch.Tensor]:
-    # by default an image is stored once it was enlarged, as that takes more than 30 operations
+    # Enlarging takes over 30 operations, so by default torch.compile would store its result.
     return torch.compile(prepared, dynamic=False, options={"realize_opcount_threshold": 1000})
 
 
@@ -186,11 +190,11 @@ def prepared(
     transfer: torch.dtype,
     layout: torch.memory_format,
 ) -> torch.Tensor:
-    """Normalised and resized images (B, 3, S, S), as `Preparation` has them on a GPU.
+    """Normalise and resize images to (B, 3, S, S). `Preparation` compiles this function on a GPU.
 
     Args:
         raw: uint8, grey (B, h, w) or RGB (B, h, w, 3).
-        mean, scale: (1, 1, 1) or (3, 1, 1), of the type of the arithmetic.
+        mean, scale: (1, 1, 1) or (3, 1, 1), in the type of the arithmetic.
     """
     channels = raw[:, None] if raw.dim() == 3 else raw.permute(0, 3, 1, 2)
     images = (channels - mean) * scale
@@ -203,9 +207,13 @@ def prepared(
 
 @cache
 def bands_of(side: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The rows of an image enlarged from `side` to `size` in N equal bands of R: the K rows of the
-    small one that each is computed from (N, K), and their weights (N, R, K); all other weights are
-    zero. From 28 to 500 px that is a sixth of the arithmetic. None where it does not pay.
+    """Divide the rows of an enlarged image into N equal bands of R rows.
+
+    Each band is computed from only K rows of the small image, as all other weights are zero. From
+    28 to 500 px, that takes a sixth of the arithmetic.
+
+    Returns:
+        The K rows for each band (N, K), and their weights (N, R, K). None if bands are not faster.
     """
     fitting = [rows for rows in BAND_ROWS if size % rows == 0 and BAND_SIDE <= side < size > rows]
     if not fitting:
@@ -221,15 +229,15 @@ def bands_of(side: int, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, to
 
 @cache
 def weights_of(side: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """(size, side): the weight of each pixel of a row in each pixel of the resized row."""
-    each = torch.eye(side, dtype=dtype)[None, None]
-    return interpolate(each, (size, side), mode="bilinear", antialias=side > size)[0, 0]
+    """Return the weight of each pixel of a row in each pixel of the resized row, (size, side)."""
+    identity = torch.eye(side, dtype=dtype)[None, None]
+    return interpolate(identity, (size, side), mode="bilinear", antialias=side > size)[0, 0]
 
 
 def _normalised(
     raw: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """(raw - mean) * scale in the type of `mean`, in two passes over `out` or new memory."""
+    """Return (raw - mean) * scale in the type of `mean`, in two passes over `out` or new memory."""
     shape = torch.broadcast_shapes(raw.shape, mean.shape)
     result = torch.empty(shape, dtype=mean.dtype, device=raw.device) if out is None else out
     return torch.sub(raw, mean, out=result).mul_(scale)

@@ -1,11 +1,9 @@
-"""Images that a data set holds more than once: those that are tested on and trained on too,
-or have two labels.
+"""Find images that a data set holds more than once: in training and test, or with two labels.
 
-The same image is the same file (also by links and hard links) or the same bytes. Only images of
-equal size are read: of each its first bytes, and all of those that are still equal. Where that is
-too much, sizes are left out, the same ones
-each time: what is found is then a part of what there is,
-and how many images were compared is recorded.
+Two images are the same if they are one file (also through links and hard links) or have the same
+bytes. Only images of equal size are read: first their beginnings, then the whole of those that are
+still equal. If that is too much to read, some sizes are left out, the same ones every time. The
+record therefore says how many images were compared.
 """
 
 from collections import Counter
@@ -15,36 +13,42 @@ from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
-from multicard.records.schema_parts import RepeatedImages
+from multicard.records.schema_data import RepeatedImages
 from multicard.vision.data.splits import Split
-from multicard.vision.data.stored_images import Encoded, StoredImage, files_of
+from multicard.vision.data.stored_images import EncodedImage, StoredImage, files_of
 
-FIRST_BYTES = 4096  # of an image, which differ between nearly all that are not the same
-MOST_READ = 20_000  # images whose first bytes are read
-MOST_BYTES = 256 << 20  # of those read whole
-MOST_TABLE_BYTES = 1 << 30  # of files that hold images: larger ones are not read for this
+FIRST_BYTES = 4096  # Nearly all different images differ within this beginning.
+MOST_READ = 20_000  # At most this many images have their beginnings read.
+MOST_BYTES = 256 << 20  # At most this much is read of whole images.
+MOST_TABLE_BYTES = 1 << 30  # If the files that hold images exceed this, they are not compared.
 
 
 @dataclass(frozen=True)
 class ImagePlace:
-    """Where an image is: equal where it is the same one, whatever its path; and its bytes."""
+    """Where an image is stored, and its size in bytes.
+
+    Two paths to the same file have the same `where`.
+    """
 
     where: Hashable
     size: int
 
 
-def repeated(train: Split, test: Split) -> RepeatedImages | None:
-    """Count them; None for images that are not encoded, as those of built-in sets.
+def count_repeated(train: Split, test: Split) -> RepeatedImages | None:
+    """Count the repeated images. Return None for images that are not encoded (built-in data sets).
 
-    An OSError is of a file that cannot be read.
+    Raises:
+        OSError: A file cannot be read.
     """
     if not isinstance(train.images, list) or not isinstance(test.images, list):
         return None
     images = [*train.images, *test.images]
     labels = [*train.labels.tolist(), *test.labels.tolist()]
-    places = _places(images)
-    known, compared = _contents(images, places)
-    contents = [None if place is None else known.get(place.where, place.where) for place in places]
+    places = _locate_images(images)
+    digests, compared = _digest_images(images, places)
+    contents = [
+        None if place is None else digests.get(place.where, place.where) for place in places
+    ]
     labels_of: dict[Hashable, set[int]] = {}
     for content, label in zip(contents, labels, strict=True):
         labels_of.setdefault(content, set()).add(label)
@@ -62,8 +66,8 @@ def repeated(train: Split, test: Split) -> RepeatedImages | None:
     )
 
 
-def _places(images: Sequence[Encoded]) -> list[ImagePlace | None]:
-    """Where each image is; None of those in tables that are too large, and without bytes."""
+def _locate_images(images: Sequence[EncodedImage]) -> list[ImagePlace | None]:
+    """Locate each image. The place is None for images without bytes, or in too large tables."""
     files = files_of(images)
     too_large = sum(file.path.stat().st_size for file in files) > MOST_TABLE_BYTES
     sizes = {} if too_large else {file: _lengths(file.load()) for file in files}
@@ -86,45 +90,48 @@ def _lengths(column: Any) -> list[int | None]:
     return pc.call_function("binary_length", [column]).to_pylist()
 
 
-def _contents(
-    images: Sequence[Encoded], places: Sequence[ImagePlace | None]
+def _digest_images(
+    images: Sequence[EncodedImage], places: Sequence[ImagePlace | None]
 ) -> tuple[dict[Hashable, str], int]:
-    """The digests of images that are not the only ones of their size, by where they are, and how
-    many images of the data set were compared with all others.
+    """Compute digests of the images that share their size with another one.
+
+    Returns:
+        The digests by the image's place, and how many images of the data set were compared with all
+        others.
     """
-    of_size: dict[int, dict[Hashable, Encoded]] = {}
+    of_size: dict[int, dict[Hashable, EncodedImage]] = {}
     for image, place in zip(images, places, strict=True):
         if place is not None:
             of_size.setdefault(place.size, {}).setdefault(place.where, image)
     groups = {size: group for size, group in of_size.items() if len(group) > 1 and size}
     order = sorted(groups, key=lambda size: crc32(str(size).encode()))
     digests: dict[Hashable, str] = {}
-    left_out = set[int]()
+    sizes_left_out = set[int]()
     images_read = 0
     bytes_read = 0
     for size in order:
         group = groups[size]
         if images_read + len(group) > MOST_READ:
-            left_out.add(size)
+            sizes_left_out.add(size)
             continue
         images_read += len(group)
         first = {where: _digest(image, FIRST_BYTES) for where, image in group.items()}
-        alike = _not_alone(first)
-        if size > FIRST_BYTES and bytes_read + size * len(alike) > MOST_BYTES:
-            left_out.add(size)
+        equal_so_far = _with_equal_digest(first)
+        if size > FIRST_BYTES and bytes_read + size * len(equal_so_far) > MOST_BYTES:
+            sizes_left_out.add(size)
             continue
-        for where in alike:
+        for where in equal_so_far:
             digests[where] = first[where] if size <= FIRST_BYTES else _digest(group[where])
-        bytes_read += size * len(alike) if size > FIRST_BYTES else 0
-    compared = sum(place is not None and place.size not in left_out for place in places)
+        bytes_read += size * len(equal_so_far) if size > FIRST_BYTES else 0
+    compared = sum(place is not None and place.size not in sizes_left_out for place in places)
     return digests, compared
 
 
-def _not_alone(digests: dict[Hashable, str]) -> list[Hashable]:
+def _with_equal_digest(digests: dict[Hashable, str]) -> list[Hashable]:
     counts = Counter(digests.values())
     return [where for where, digest in digests.items() if counts[digest] > 1]
 
 
-def _digest(image: Encoded, length: int = -1) -> str:
+def _digest(image: EncodedImage, length: int = -1) -> str:
     with image.open("rb") as file:
         return sha256(file.read(length)).hexdigest()

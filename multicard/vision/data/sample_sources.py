@@ -1,8 +1,8 @@
-"""Where the samples of `dataset=images` are: folders of classes, a table of paths and labels, or
-parquet or Arrow files that hold the images. Of each come parts by name,
-and of a part the encoded images and their classes.
+"""Find the samples of `dataset=images` and divide them into parts.
 
-What cannot be used is refused by its key, or its file. What is not read is counted by its kind.
+They are in folders of classes, in a table of paths and labels, or in parquet or Arrow files that
+hold the images. Each part gives its encoded images and their classes. Data that cannot be used are
+refused by the key or file at fault. Whatever is not read is counted by kind.
 """
 
 from collections.abc import Sequence
@@ -13,123 +13,134 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.vision.data import known_layouts, part_tables
 from multicard.vision.data.class_folders import parts_of
-from multicard.vision.data.data_parts import FORMS, FoundParts, chosen_parts
+from multicard.vision.data.data_parts import DATA_FORMS_HINT, FoundParts, choose_parts
 from multicard.vision.data.folder_contents import are_numbered
-from multicard.vision.data.image_columns import KEY, NONE_NAMED, Named
+from multicard.vision.data.image_columns import COLUMNS_KEY, NO_COLUMN_NAMES, ColumnNames
 from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.stored_parts import stored_parts
 
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
-def find(root: Path, chosen: Sequence[str] | None = None, named: Named = NONE_NAMED) -> FoundParts:
-    """The parts of the data at a folder or file; OSError for what cannot be read.
+def find_parts(
+    root: Path, chosen: Sequence[str] | None = None, column_names: ColumnNames = NO_COLUMN_NAMES
+) -> FoundParts:
+    """Find the parts of the data in a folder or file.
 
     Args:
-        chosen: `dataset.parts`: the parts to train and to test on; empty: all is one part.
-        named: `dataset.columns`: by image, label or split the column of a table.
+        chosen: `dataset.parts`, the parts to train and to test on. If empty, all data are one part.
+        column_names: `dataset.columns`, the table's column for each of image, label and split.
+
+    Raises:
+        OSError: The data cannot be read.
     """
     if not root.exists():
         raise Refusal(
             "photographs.absent",
-            f"dataset.root={root}: no such file or folder; {FORMS}",
+            f"dataset.root={root}: there is no such file or folder; {DATA_FORMS_HINT}",
             key="dataset.root",
             root=str(root),
         )
-    whole = chosen is not None and not chosen
-    by_folders = named.get("label", "") is None
+    as_one_part = chosen is not None and not chosen
+    by_folders = column_names.get("label", "") is None
     if root.is_dir() and by_folders:
         return parts_of(root, chosen)
     if root.is_dir():
-        source = _stored_in(root, chosen, named)
+        source = _parts_of_files(root, chosen, column_names)
         if source is None:
-            source = _in_folders(root, chosen)
+            source = _parts_of_folders(root, chosen)
             if not source.tables:
                 return source
     elif root.suffix.lower() in TABLES:
         if by_folders:
-            raise _no_folders(root)
-        source = table_parts([root], by_split=not whole, any_name=bool(chosen), named=named)
-    elif (packed := known_layouts.packed(root)) is not None:
-        raise packed
+            raise _table_without_folders_refusal(root)
+        source = table_parts(
+            [root], by_split=not as_one_part, any_name=bool(chosen), column_names=column_names
+        )
+    elif (archive := known_layouts.archive_refusal(root)) is not None:
+        raise archive
     else:
         raise Refusal(
             "photographs.no-table",
-            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl or .parquet file;"
-            f" {FORMS}",
+            f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl, .json or .parquet"
+            f" file; {DATA_FORMS_HINT}",
             key="dataset.root",
             root=str(root),
         )
-    return chosen_parts(source, [*chosen], f"dataset.root={root}") if chosen else source
+    return choose_parts(source, [*chosen], f"dataset.root={root}") if chosen else source
 
 
-def _stored_in(root: Path, chosen: Sequence[str] | None, named: Named) -> FoundParts | None:
-    """The parts of a folder of parquet files, tables of parts or lists; None of any other.
+def _parts_of_files(
+    root: Path, chosen: Sequence[str] | None, column_names: ColumnNames
+) -> FoundParts | None:
+    """Read a folder of parquet files, tables that are parts, or lists. Return None for any other.
 
     Raises:
-        Refusal: there is no table whose columns `named` could name.
+        Refusal: `column_names` names columns, but there is no table.
     """
-    whole = chosen is not None and not chosen
-    source = stored_parts(root, whole, any_name=bool(chosen), named=named)
-    if source is None and not whole:
-        source = part_tables.in_folders_of_parts(root, named)
-    if source is None and not whole and named:
-        source = part_tables.beside_folders(root, named)
-    if source is None and named:
-        raise _no_columns(root)
-    return source or known_layouts.listed_parts(root, whole)
+    as_one_part = chosen is not None and not chosen
+    source = stored_parts(root, as_one_part, any_name=bool(chosen), column_names=column_names)
+    if source is None and not as_one_part:
+        source = part_tables.parts_of_tables_in_folders(root, column_names)
+    if source is None and not as_one_part and column_names:
+        source = part_tables.parts_of_named_tables(root, column_names)
+    if source is None and column_names:
+        raise _no_table_refusal(root)
+    return source or known_layouts.parts_of_lists(root, as_one_part)
 
 
-def _in_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
-    """The parts of folders of classes, or of tables beside them that are called as parts.
+def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
+    """Read folders of classes, or tables beside them that are named as parts.
 
-    Folders that are parts count before tables, and those tables before a flat folder of classes:
-    they divide it.
+    Folders that are parts take precedence over tables. Tables take precedence over a flat folder of
+    classes, which they divide into parts.
     """
-    several = known_layouts.without_classes(root) if chosen is None else None
-    if several is not None:
-        raise several
+    layout_refusal = known_layouts.several_classes_refusal(root) if chosen is None else None
+    if layout_refusal is not None:
+        raise layout_refusal
     try:
-        found = parts_of(root, chosen)
+        found_parts = parts_of(root, chosen)
     except Refusal as refusal:
-        tables = part_tables.beside_folders(root)
-        if tables is not None:
-            return tables
-        known = known_layouts.refusal(root) if chosen is None else None
-        raise known or refusal from None
-    if chosen is not None or any(part.kind is not None for part in found.parts):
-        return found
-    (part,) = found.parts
+        parts_of_tables = part_tables.parts_of_named_tables(root)
+        if parts_of_tables is not None:
+            return parts_of_tables
+        known_refusal = known_layouts.table_or_archive_refusal(root) if chosen is None else None
+        raise known_refusal or refusal from None
+    if chosen is not None or any(part.kind is not None for part in found_parts.parts):
+        return found_parts
+    (part,) = found_parts.parts
     folders = part.read().classes
     if len(folders) == 1 or are_numbered(folders):
-        return part_tables.beside_folders(root) or found
-    with suppress(Refusal):  # of a table that names nothing here
-        found = part_tables.beside_folders(root) or found
-    if found.tables:
-        part_tables.require_the_classes_of_folders(root, found.tables[0], found.parts[0].read())
-    return found
+        return part_tables.parts_of_named_tables(root) or found_parts
+    with suppress(Refusal):  # A table that names none of these images is refused.
+        found_parts = part_tables.parts_of_named_tables(root) or found_parts
+    if found_parts.tables:
+        part_tables.require_same_classes_as_folders(
+            root, found_parts.tables[0], found_parts.parts[0].read()
+        )
+    return found_parts
 
 
-def _no_folders(root: Path) -> Refusal:
+def _table_without_folders_refusal(root: Path) -> Refusal:
     return Refusal(
         "photographs.no-folders-to-take",
-        f"{KEY}.label=null: takes folders for the classes, and dataset.root={root} is a table; give"
-        f" its folder, as `{override('dataset.root', root.parent)}`",
-        key=KEY,
+        f"{COLUMNS_KEY}.label=null: takes folders for the classes, but dataset.root={root} is a"
+        f" table; give its folder, as `{override('dataset.root', root.parent)}`",
+        key=COLUMNS_KEY,
         root=str(root),
     )
 
 
-def _no_columns(root: Path) -> Refusal:
+def _no_table_refusal(root: Path) -> Refusal:
     return Refusal(
         "photographs.no-table-to-name",
-        f"{KEY}: names columns, but dataset.root={root} holds folders of images; give the table in"
-        f" it, or use `{KEY}={{}}`",
-        key=KEY,
+        f"{COLUMNS_KEY}: names columns, but dataset.root={root} holds folders of images; give the"
+        f" table within it, or use `{COLUMNS_KEY}={{}}`",
+        key=COLUMNS_KEY,
         root=str(root),
     )
 
 
-def folder_of(root: Path) -> Path:
-    """The folder that holds the data: `root`, or that of its table."""
+def data_folder(root: Path) -> Path:
+    """Return the folder that holds the data: `root`, or the folder of the table that it is."""
     return root.parent if root.is_file() else root

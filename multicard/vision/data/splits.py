@@ -1,6 +1,7 @@
-"""A data set split for training and testing, and the order in which a rank reads a split. No torch.
+"""A data set split for training and testing, and the order in which a rank reads a split.
 
-Samplers yield what torch's do, and are taken by its DataLoader.
+The samplers yield indices like torch's samplers, and torch's DataLoader accepts them. This module
+does not import torch.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from multicard.messages import Message
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import decoding
-from multicard.vision.data.stored_images import Encoded
+from multicard.vision.data.stored_images import EncodedImage
 
 if TYPE_CHECKING:
     from torch.utils.data import DistributedSampler
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Split:
-    """One part of a data set: uint8 images, grey (N, H, W) or colour (N, S, S, 3),
-    or encoded photographs.
+    """One part of a data set.
+
+    The images are uint8, grey (N, H, W) or color (N, S, S, 3), or photographs that are still
+    encoded.
     """
 
-    images: np.ndarray | list[Encoded]
+    images: np.ndarray | list[EncodedImage]
     labels: np.ndarray  # (N,), int64
 
     def __len__(self) -> int:
@@ -37,19 +40,20 @@ class Split:
 
     @property
     def largest_class_share(self) -> float | None:
-        """Accuracy of always answering the most frequent class; None without samples."""
+        """The accuracy of always predicting the most frequent class. None without samples."""
         return float(np.bincount(self.labels).max() / len(self)) if len(self) else None
 
     def take(self, limit: int | None, seed: int) -> "Split":
-        """The first `limit` samples after a seeded shuffle; all of them, in their order,
-        where it is None.
+        """Return the first `limit` samples of a seeded shuffle.
+
+        If there are no more samples than that, or `limit` is None, return all in their own order.
         """
         if limit is None or limit >= len(self):
             return self
         return self.part(np.random.default_rng(seed).permutation(len(self))[:limit])
 
     def part(self, indices: np.ndarray) -> "Split":
-        """The samples of these indices."""
+        """Return the samples with these indices."""
         images = (
             self.images[indices]
             if isinstance(self.images, np.ndarray)
@@ -60,10 +64,12 @@ class Split:
 
 @dataclass
 class DataSplits:
-    """Both parts of a data set; `facts`, and what was `ignored`, go into the record.
+    """Both parts of a data set. `facts` and `ignored` go into the record.
 
-    names: of the classes, in the order of their numbers; empty where these are their names.
-    notices: of what was taken without being named, said before the start.
+    Attributes:
+        classes: The number of classes.
+        names: The classes' names in the order of their numbers. Empty if the numbers are the names.
+        notices: What was assumed without being configured. It is printed before the start.
     """
 
     train: Split
@@ -80,7 +86,7 @@ class DataSplits:
 
 
 def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Which samples are for testing (N,): the share of each class, rounded, by a seeded shuffle."""
+    """Mark the samples to test on (N,). A seeded shuffle draws the share of each class, rounded."""
     shuffle = np.random.default_rng(seed)
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(labels.max() + 1):
@@ -90,14 +96,14 @@ def held_out(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
 
 
 def gather(split: Split, indices: np.ndarray, image_size: int) -> np.ndarray:
-    """The images of a batch, uint8 (B, H, W) or (B, S, S, 3)."""
+    """Return the images of a batch as uint8, (B, H, W) or (B, S, S, 3)."""
     if isinstance(split.images, np.ndarray):
         return split.images[indices]
     return np.stack([decoding.decode(split.images[index], image_size) for index in indices])
 
 
 class RankSampler(Protocol):
-    """The samples that a rank reads, in order."""
+    """Yields the samples that a rank reads, in order."""
 
     def __len__(self) -> int: ...
 
@@ -105,7 +111,7 @@ class RankSampler(Protocol):
 
 
 class Shuffled:
-    """Every sample once an epoch, in an order that follows from seed, stream and epoch."""
+    """Yields every sample once per epoch, in an order that depends on seed, stream and epoch."""
 
     def __init__(self, samples: int, seed: int, stream: int = 0) -> None:
         self.samples = samples
@@ -125,10 +131,10 @@ class Shuffled:
 
 
 class Remaining:
-    """The rest of an epoch of `sampler` after its first `skip` samples, which are not loaded.
+    """Yields the rest of an epoch of `sampler`, without loading its first `skip` samples.
 
-    It yields draws, the epoch times `samples` plus the index of a sample: augmentation follows from
-    the draw, in any process.
+    It yields draws: the epoch times `samples`, plus the index of a sample. The augmentation depends
+    only on the draw, so it is the same in any process.
     """
 
     def __init__(self, sampler: "Shuffled | DistributedSampler[int]", samples: int) -> None:
@@ -143,7 +149,7 @@ class Remaining:
         self.skip = skip
 
     def __len__(self) -> int:
-        # the last step may have fewer samples than were counted for it
+        # The last step may have fewer samples than `skip` counts for it.
         return max(0, len(self.sampler) - self.skip)
 
     def __iter__(self) -> Iterator[int]:

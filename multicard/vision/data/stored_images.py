@@ -1,5 +1,6 @@
-"""Encoded images: files, and rows of files of Hugging Face's `datasets`, which hold struct<bytes,
-path> or bytes.
+"""Encoded images: image files, and rows of files that Hugging Face's `datasets` writes.
+
+These rows hold an image as struct<bytes, path> or as bytes.
 """
 
 from collections.abc import Iterable
@@ -11,16 +12,14 @@ from typing import Any
 
 from multicard.messages import Refusal
 
-STREAM = ".arrow"  # ends the files of `save_to_disk`
+ARROW_SUFFIX = ".arrow"  # The ending of files that `save_to_disk` writes.
 
 
-def opened(paths: list[Path], form: Any = "parquet") -> Any:
-    """A pyarrow `Dataset` of files, of which no row is read yet; Arrow's streams,
-    of `save_to_disk`, are mapped.
-    """
+def open_dataset(paths: list[Path], form: Any = "parquet") -> Any:
+    """Open files as a pyarrow `Dataset` without reading rows. Arrow streams are memory-mapped."""
     from pyarrow import concat_tables, dataset, ipc, memory_map
 
-    if paths[0].suffix == STREAM:
+    if paths[0].suffix == ARROW_SUFFIX:
         return dataset.dataset(
             concat_tables(ipc.open_stream(memory_map(str(path))).read_all() for path in paths)
         )
@@ -28,11 +27,13 @@ def opened(paths: list[Path], form: Any = "parquet") -> Any:
 
 
 class ImageFile:
-    """One such file and its field of images, read when the
-    first is asked for and held once in a process.
+    """A file that holds images, and its field of images.
 
-    column: the field's name where `dataset.columns` chose it,
-    as a file may have several fields of images; else "".
+    The images are read once per process, when the first one is needed.
+
+    Attributes:
+        column: The field's name if `dataset.columns` chose it, as a file may have several fields of
+            images. Otherwise "".
     """
 
     def __init__(self, path: Path, field: Any, is_named: bool = False) -> None:
@@ -43,14 +44,14 @@ class ImageFile:
         self._images: Any = None
 
     def load(self) -> Any:
-        """The encoded images, a `ChunkedArray`."""
+        """Return the encoded images as a `ChunkedArray`, reading them at the first call."""
         from pyarrow import dataset
 
-        with self._lock:  # threads decode
+        with self._lock:  # Several threads decode images of one file.
             if self._images is None:
                 nested = ("bytes",) if self.field.type.num_fields else ()
                 column = {"bytes": dataset.field(self.field.name, *nested)}
-                self._images = opened([self.path]).to_table(column)["bytes"]
+                self._images = open_dataset([self.path]).to_table(column)["bytes"]
             return self._images
 
     def release(self) -> None:
@@ -59,7 +60,7 @@ class ImageFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredImage:
-    """An image in such a file, opened as a `Path` is."""
+    """One image in such a file. It is opened like a `Path`."""
 
     file: ImageFile
     index: int
@@ -70,27 +71,25 @@ class StoredImage:
     def open(self, _: str = "rb") -> BytesIO:
         encoded = self.file.load()[self.index].as_py()
         if encoded is None:
-            raise Refusal("photographs.no-bytes", "its bytes are not in the file")
+            raise Refusal("photographs.no-bytes", "the file does not hold its bytes")
         return BytesIO(encoded)
 
 
-Encoded = Path | StoredImage  # an image that is still to be decoded
+EncodedImage = Path | StoredImage  # An image that is not decoded yet.
 
 
-def path_of(image: Encoded) -> Path:
-    """The file on disk that holds an image."""
+def path_of(image: EncodedImage) -> Path:
+    """Return the file on disk that holds an image."""
     return image if isinstance(image, Path) else image.file.path
 
 
-def column_of(image: Encoded) -> str:
-    """The column of an image that was chosen by its name; "" of any other."""
+def column_of(image: EncodedImage) -> str:
+    """Return the column of an image if `dataset.columns` chose it, else ""."""
     return "" if isinstance(image, Path) else image.file.column
 
 
 def files_of(images: Iterable[Any]) -> dict[ImageFile, int]:
-    """The files of `datasets` that hold these images,
-    each with the index of the last image that it holds.
-    """
+    """Return the files that hold these images, each with the index of its last image."""
     return {
         image.file: index for index, image in enumerate(images) if isinstance(image, StoredImage)
     }

@@ -1,5 +1,6 @@
-"""Parquet and Arrow files of Hugging Face's `datasets`,
-which hold images: parts by the names of files or folders.
+"""Read parquet and Arrow files that hold images, as Hugging Face's `datasets` writes them.
+
+The names of the files or of their folders give the parts.
 """
 
 import json
@@ -17,83 +18,92 @@ from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
-    WHOLE,
+    ALL_SAMPLES,
     DataPart,
     FoundParts,
     PartSamples,
-    order_of_tests,
+    test_order,
 )
 from multicard.vision.data.folder_contents import (
-    beside,
-    class_folders,
     count_files,
+    count_loose_files,
     holds_images,
-    look,
+    list_folder,
+    visible_folders,
 )
-from multicard.vision.data.image_columns import NONE_NAMED, Named, label_of
-from multicard.vision.data.image_tables import PARQUET, parts_of_rows, table_parts
-from multicard.vision.data.stored_images import STREAM
+from multicard.vision.data.image_columns import NO_COLUMN_NAMES, ColumnNames, label_of
+from multicard.vision.data.image_tables import PARQUET_SUFFIX, parts_of_rows, table_parts
+from multicard.vision.data.stored_images import ARROW_SUFFIX
 
-# what `datasets` writes of its files
-ABOUT = {"state.json", "dataset_info.json", "dataset_dict.json"}
+# The files in which `datasets` describes its data files.
+METADATA_FILES = {"state.json", "dataset_info.json", "dataset_dict.json"}
 
 
 def stored_parts(
-    root: Path, whole: bool = False, any_name: bool = False, named: Named = NONE_NAMED
+    root: Path,
+    whole: bool = False,
+    any_name: bool = False,
+    column_names: ColumnNames = NO_COLUMN_NAMES,
 ) -> FoundParts | None:
-    """Parts by the names of files, as train-00000-of-00002.parquet, else of their folders, as
-    train/data-*.arrow. They are in the folder and those of parts, or in the only one that has some,
-    as the hub's default/ and data/. None where there is no such file.
+    """Find parts by the names of files (train-00000-of-00002.parquet) or folders (train/*.arrow).
 
-    Files of one name, or of none that is a part's,
-    have parts by a column as a table has (`table_parts`).
+    The files lie directly in the folder and in folders named as parts. They may also lie in the
+    only folder with such files, such as the hub's default/ and data/. If all files have one name,
+    or none is named as a part, a column gives the parts, as in other tables (`table_parts`).
 
     Args:
-        whole: take all files together, whatever they are called.
-        any_name: as `table_parts` has it.
-        named: `dataset.columns`.
+        whole: Take all files together, whatever their names.
+        any_name: As in `table_parts`.
+        column_names: `dataset.columns`.
+
+    Returns:
+        The parts, or None if there are no such files.
 
     Raises:
-        Refusal: several folders hold data of their own, as the configurations of a data set.
+        Refusal: Several folders hold data sets, such as the configurations of one data set.
     """
     files = dict[str, list[Path]]()
     ignored = Counter[str]()
-    folders = class_folders(root)
+    folders = visible_folders(root)
     places = [root, *_folders_of_parts(folders)]
     for place in places:
-        taken, others = _stored_files(place)
-        _require_all_shards(place, taken)
-        ignored += others
-        for path in taken:
-            files.setdefault(_part_of(path), []).append(path)
+        data_files, other_files = _stored_files(place)
+        _require_all_shards(place, data_files)
+        ignored += other_files
+        for path in data_files:
+            files.setdefault(_part_word(path), []).append(path)
     if not files:
-        return _within(root, folders, whole, any_name, named)
-    known = [name for name in files if part_names.parsed(name) is not None]
-    if not known and any(holds_images(folder) for folder in folders):
-        return None  # a table beside folders of classes
+        return _parts_in_only_folder(root, folders, whole, any_name, column_names)
+    part_words = [name for name in files if part_names.parsed(name) is not None]
+    if not part_words and any(holds_images(folder) for folder in folders):
+        return None  # The file is a table beside folders of classes.
     for folder in folders:
         if folder not in places:
             ignored[f"{folder.name}/"] += count_files(folder)
-    every = sorted(chain.from_iterable(files.values()))
+    all_files = sorted(chain.from_iterable(files.values()))
     if whole:
-        return FoundParts([DataPart(WHOLE, None, partial(_read_files, every, named))], ignored)
-    if not known or (len(files) == 1 and _splits_rows(every, named)):
-        found = table_parts(every, any_name=any_name, named=named)
-        return FoundParts(found.parts, ignored + found.ignored)
-    for name in files.keys() - known:
+        return FoundParts(
+            [DataPart(ALL_SAMPLES, None, partial(_read_files, all_files, column_names))], ignored
+        )
+    if not part_words or (len(files) == 1 and _has_split_column(all_files, column_names)):
+        parts_by_column = table_parts(all_files, any_name=any_name, column_names=column_names)
+        return FoundParts(parts_by_column.parts, ignored + parts_by_column.ignored)
+    for name in files.keys() - part_words:
         ignored.update(f"{path.name}, of no part" for path in files[name])
-    trained = list[Path]()
-    for name in known:
+    train_files = list[Path]()
+    for name in part_words:
         if _is_to_train(name):
-            trained.extend(files[name])
-    label = label_of(trained, named) if trained else ""
+            train_files.extend(files[name])
+    label = label_of(train_files, column_names) if train_files else ""
     parts = []
-    for name in sorted(known, key=order_of_tests):
+    for name in sorted(part_words, key=test_order):
         part = part_names.parsed(name)
         assert part is not None
-        to_test = None if part.kind is PartKind.train else label
-        read = cache(partial(_read_files, files[name], named, to_test))
-        parts.append(DataPart(name, part.kind, read, may_lack_labels=to_test is not None))
+        trained_label = None if part.kind is PartKind.train else label
+        read_part = cache(partial(_read_files, files[name], column_names, trained_label))
+        parts.append(
+            DataPart(name, part.kind, read_part, may_lack_labels=trained_label is not None)
+        )
     return FoundParts(parts, ignored)
 
 
@@ -107,78 +117,87 @@ def _folders_of_parts(folders: Sequence[Path]) -> list[Path]:
     return [folder for folder in folders if folder.name in names]
 
 
-def _within(
-    root: Path, folders: Sequence[Path], whole: bool, any_name: bool, named: Named
+def _parts_in_only_folder(
+    root: Path, folders: Sequence[Path], whole: bool, any_name: bool, column_names: ColumnNames
 ) -> FoundParts | None:
-    """The parts in the only folder of a folder that holds such files; None where none does."""
-    filled = [folder for folder in folders if _holds_files(folder)]
-    if not filled or any(holds_images(folder) for folder in folders):
+    """Find the parts in the only subfolder that holds such files. Return None if none does."""
+    filled_folders = [folder for folder in folders if _holds_files(folder)]
+    if not filled_folders or any(holds_images(folder) for folder in folders):
         return None
-    if len(filled) > 1:
-        names = [folder.name for folder in filled]
+    if len(filled_folders) > 1:
+        names = [folder.name for folder in filled_folders]
         shown = f"{', '.join(names[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"
-        remedy = override("dataset.root", filled[0])
+        remedy = override("dataset.root", filled_folders[0])
         raise Refusal(
             "photographs.configurations",
-            f"dataset.root={root}: {shown} hold parquet or Arrow files each, as the configurations"
-            f" of one data set; name one, as `{remedy}`",
+            f"dataset.root={root}: {shown} each hold parquet or Arrow files, like the"
+            f" configurations of one data set; name one, as `{remedy}`",
             key="dataset.root",
             folders=names,
             remedy=remedy,
         )
-    found = stored_parts(filled[0], whole, any_name, named)
-    if found is None:
+    inner_parts = stored_parts(filled_folders[0], whole, any_name, column_names)
+    if inner_parts is None:
         return None
-    others = Counter({f"{each.name}/": count_files(each) for each in folders if each != filled[0]})
-    return replace(found, ignored=found.ignored + +others + beside(root))
+    others = Counter(
+        {
+            f"{folder.name}/": count_files(folder)
+            for folder in folders
+            if folder != filled_folders[0]
+        }
+    )
+    return replace(inner_parts, ignored=inner_parts.ignored + +others + count_loose_files(root))
 
 
 def _holds_files(folder: Path, levels: int = 3) -> bool:
-    """True where such files lie in a folder, or in folders in it.
-    Those of images are not searched for others.
-    """
-    inside = look(folder)
-    if inside.has_images:
+    """Tell whether such files lie in a folder or below it. Folders of images are not searched."""
+    listing = list_folder(folder)
+    if listing.has_images:
         return False
-    for ending in (PARQUET, STREAM):
+    for ending in (PARQUET_SUFFIX, ARROW_SUFFIX):
         if next(folder.glob(f"*{ending}"), None) is not None:
             return True
-    return levels > 0 and any(_holds_files(each, levels - 1) for each in inside.folders)
+    return levels > 0 and any(_holds_files(subfolder, levels - 1) for subfolder in listing.folders)
 
 
 def _stored_files(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """The files of one data set in a folder, and what else lies there, by kind.
+    """Return a folder's data files, and the number of its other files by kind.
 
-    `datasets` leaves cache-*.arrow of what was computed beside its files, which state.json lists.
-    Without such a list, files of one ending are taken, parquet before Arrow.
+    `datasets` leaves cached results (cache-*.arrow) beside its data files, which state.json lists.
+    Without such a list, files of one format are taken, and parquet is preferred to Arrow.
     """
     others = Counter(
         {
             kind: count
-            for kind, count in beside(folder).items()
-            if kind not in (PARQUET, STREAM, ".json")
+            for kind, count in count_loose_files(folder).items()
+            if kind not in (PARQUET_SUFFIX, ARROW_SUFFIX, ".json")
         }
     )
-    found = {ending: sorted(folder.glob(f"*{ending}")) for ending in (PARQUET, STREAM, ".json")}
-    others[".json"] = sum(path.name not in ABOUT for path in found.pop(".json"))
-    listed = _listed_files(folder)
-    taken = [path for path in found[STREAM] if path.name in listed]
-    taken = taken or found[PARQUET] or found[STREAM]
-    for ending, paths in found.items():
-        left = sum(path not in taken for path in paths)
-        others[f"{ending} not in state.json" if listed and ending == STREAM else ending] += left
-    return taken, +others
+    files_by_ending = {
+        ending: sorted(folder.glob(f"*{ending}"))
+        for ending in (PARQUET_SUFFIX, ARROW_SUFFIX, ".json")
+    }
+    others[".json"] = sum(path.name not in METADATA_FILES for path in files_by_ending.pop(".json"))
+    listed_names = _listed_files(folder)
+    data_files = [path for path in files_by_ending[ARROW_SUFFIX] if path.name in listed_names]
+    data_files = data_files or files_by_ending[PARQUET_SUFFIX] or files_by_ending[ARROW_SUFFIX]
+    for ending, paths in files_by_ending.items():
+        unread = sum(path not in data_files for path in paths)
+        others[
+            f"{ending} not in state.json" if listed_names and ending == ARROW_SUFFIX else ending
+        ] += unread
+    return data_files, +others
 
 
 def _require_all_shards(folder: Path, files: list[Path]) -> None:
-    """Refuse numbered files, as train-00000-of-00002.parquet, of which some are missing."""
+    """Refuse numbered files, such as train-00000-of-00002.parquet, if some are missing."""
     missing = missing_shards(path.name for path in files)
     if missing:
         more = f" and {len(missing) - 1:,} more" if missing[1:] else ""
         raise Refusal(
             "photographs.missing-shards",
             f"dataset.root={folder}: {missing[0]}{more} is missing beside {files[0].name}; put it"
-            " there, or rename the files, without -of- and the number behind it, to use them"
+            " there, or drop -of- and the number behind it from the files' names to use them"
             " alone",
             key="dataset.root",
             folder=str(folder),
@@ -187,19 +206,15 @@ def _require_all_shards(folder: Path, files: list[Path]) -> None:
 
 
 def _listed_files(folder: Path) -> set[str]:
-    """The names of the files that the state.json of a folder lists; none where it has none,
-    or one of others.
-    """
+    """Return the names of the files that a folder's state.json lists, if it has one."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
-        return {each["filename"] for each in listed}
+        entries = json.loads((folder / "state.json").read_bytes())["_data_files"]
+        return {entry["filename"] for entry in entries}
     return set()
 
 
-def _part_of(path: Path) -> str:
-    """The part that a file is of, by its name,
-    or else by that of its folder: as the record calls it.
-    """
+def _part_word(path: Path) -> str:
+    """Return the part to which a file belongs, by its name or else by its folder's name."""
     for name in (path.stem, path.parent.name):
         part = part_names.parsed(name)
         if part is not None:
@@ -207,15 +222,20 @@ def _part_of(path: Path) -> str:
     return ""
 
 
-def _read_files(paths: list[Path], named: Named, to_test: str | None = None) -> PartSamples:
-    source = table_parts(paths, by_split=False, named=named, to_test=to_test)
+def _read_files(
+    paths: list[Path], column_names: ColumnNames, trained_label: str | None = None
+) -> PartSamples:
+    source = table_parts(
+        paths, by_split=False, column_names=column_names, trained_label=trained_label
+    )
     (part,) = source.parts
     return part.read()._replace(ignored=source.ignored)
 
 
-def _splits_rows(paths: list[Path], named: Named) -> bool:
-    """True where a column splits the rows of these files into parts to train and to test on:
-    `datasets` calls a file of all rows train-00000-of-00001.parquet.
+def _has_split_column(paths: list[Path], column_names: ColumnNames) -> bool:
+    """Tell whether a column divides the rows into parts to train and to test on.
+
+    `datasets` names a file train-00000-of-00001.parquet even if it holds all rows.
     """
-    parts = [part_names.parsed(part) for part in {*parts_of_rows(paths, named)}]
+    parts = [part_names.parsed(part) for part in {*parts_of_rows(paths, column_names)}]
     return None not in parts and len({part.kind for part in parts if part is not None}) > 1
