@@ -428,9 +428,11 @@ def _h2d_bytes(
         counted: the bytes that the training loop counted.
         scale: the factor to the whole run.
     """
-    profiled = next(
-        (row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None
-    )
+    profiled = None
+    for row in profile.rank_rows(None):
+        if row.metric == COPIES["HtoD"]:
+            profiled = row.bytes
+            break
     return ProfileCopies(
         counted_bytes=counted,
         profiled_bytes=profiled,
