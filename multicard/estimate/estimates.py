@@ -121,11 +121,8 @@ def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -
     with printing_errors():
         if history.read_runs(history.history_folders(folder)) or devices.visible_gpus():
             predicted = estimate([config], folder, git=git)[0].prediction
-            return (
-                None
-                if predicted.basis == Basis.unknown and predicted.memory_bytes is None
-                else predicted
-            )
+            if predicted.basis != Basis.unknown or predicted.memory_bytes is not None:
+                return predicted
     return None
 
 

@@ -51,7 +51,7 @@ class PastRun:
         return tuple(sorted(observations.axes(self.setting).items()))
 
     def has_steps_of(self, axes: Mapping[str, str]) -> bool:
-        """True if the run's steps are those of a setting.
+        """True if the run has the same steps as a setting.
 
         Keys that were introduced after the run do not count.
         """

@@ -231,7 +231,11 @@ def fits(needed: PredictedInterval, memory_bytes: int | None) -> str | None:
     """
     if memory_bytes is None:
         return None
-    return "yes" if needed.high <= memory_bytes else "no" if needed.low > memory_bytes else "tight"
+    if needed.high <= memory_bytes:
+        return "yes"
+    if needed.low > memory_bytes:
+        return "no"
+    return "tight"
 
 
 def _apply_measured_peaks(

@@ -39,7 +39,7 @@ PAPERS_GPU = "h100-94gb"
 PAPERS_NODE = "the papers' node"
 # One setting is in two of the papers' tables. Its times differ by 1.9 to 8.1 %.
 PAPERS_ERROR = 0.05
-PRINTED_ERROR = 0.01  # A throughput differs by this share between runs.
+PRINTED_ERROR = 0.01  # The error of a throughput, between runs.
 COUNTS = (1, 2, 4, 8)
 # The size of a run of Tables 2 and 3.
 IMAGES = 60_000

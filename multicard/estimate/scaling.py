@@ -37,8 +37,7 @@ NOISE = 0.02
 NOISE_SLOPE = 0.2
 EXTENDED = 2.6  # Factor on that spread if T lies on a line through two counts.
 CONFIDENCE = 0.90  # The level of all intervals.
-# A step grows with the number of CPU ranks, which share their cores, by an exponent with this
-# standard deviation.
+# The error of the exponent with which a step grows with CPU ranks, which share their cores.
 RANKS_SD = 0.25
 
 

@@ -158,16 +158,15 @@ def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _strings(content: Any) -> Iterator[str]:
+    """Yield the strings in nested dictionaries' values and lists."""
     if isinstance(content, str):
         yield content
-    for part in (
-        content.values()
-        if isinstance(content, dict)
-        else content
-        if isinstance(content, list)
-        else ()
-    ):
-        yield from _strings(part)
+    elif isinstance(content, dict):
+        for value in content.values():
+            yield from _strings(value)
+    elif isinstance(content, list):
+        for item in content:
+            yield from _strings(item)
 
 
 def read_rows(runs_folder: Path) -> list[tuple[str, SharedRow]]:

@@ -3,8 +3,8 @@
 A cell that ran is its own best prediction (`measured`, `probed`). Otherwise a path leads from a
 known cell to the wanted cell, axis by axis. The log step of the known cell and the effects of the
 differing axes add up, and so do their variances (`_across_axis`). If no cell has the wanted number
-of GPUs, `scaling` derives it from T(1) and T(2). The path with the least variance over all known
-cells counts. An axis without a known effect ends its path. A cell without any path is unknown.
+of GPUs, `scaling` derives it from T(1) and T(2). The path with the least variance counts. An
+axis without a known effect ends its path. A cell without a path is unknown.
 """
 
 import math

@@ -74,7 +74,7 @@ def next_value_interval(values: Sequence[float], sd: float) -> PredictedInterval
 
     Args:
         sd: prior standard deviation of the logarithm between runs. It counts as PRIOR_DEGREES
-            degrees of freedom next to those of `values`.
+            degrees of freedom next to the degrees of `values`.
     """
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)
@@ -187,10 +187,12 @@ def epoch_length(
     Args:
         runs: runs of any setting. They give the number of rows of their texts.
     """
-    counts = (
-        count for run in reversed(nearest_runs.of_this_cell()) if (count := _steps_per_epoch(run))
-    )
-    steps = next((count for count in counts if 0 < count < MOST_STEPS), None)
+    steps = None
+    for run in reversed(nearest_runs.of_this_cell()):
+        count = _steps_per_epoch(run)
+        if count is not None and 0 < count < MOST_STEPS:
+            steps = count
+            break
     if not isinstance(config, TrainingConfig):
         steps = steps or getattr(config, "steps", None)
         return None if steps is None else Length(steps)
@@ -232,13 +234,11 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
         if counts is None or any(run.setting.get(key) != setting[key] for key in keys):
             continue
         packed = run.record.config.get("packed")  # Older records do not count sequences.
-        rows = (
-            counts.sequences
-            if packed
-            else None
-            if counts.read is None
-            else counts.read - (counts.left_out or 0)
-        )
+        rows = None
+        if packed:
+            rows = counts.sequences
+        elif counts.read is not None:
+            rows = counts.read - (counts.left_out or 0)
         if rows is not None:
             return rows
     data = config.dataset
@@ -334,9 +334,9 @@ def _step_count(run: PastRun) -> int | None:
 
 def _sum(values: Iterable[float | None]) -> float | None:
     """Return the sum, or None if a value is unknown or there are no values."""
-    values_list = list(values)
-    return (
-        None
-        if not values_list or None in values_list
-        else math.fsum(value for value in values_list if value is not None)
-    )
+    known_values = []
+    for value in values:
+        if value is None:
+            return None
+        known_values.append(value)
+    return math.fsum(known_values) if known_values else None

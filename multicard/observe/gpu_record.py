@@ -111,7 +111,7 @@ def summarise(
     """Return the record's `gpu`.
 
     `covers` is `training`, or `sampled` if a node does not know when it trained. The figures then
-    cover the whole time for which the ranks ran. Times are those of gpu.parquet (`time_s`), where
+    cover the whole time for which the ranks ran. Times are as in gpu.parquet (`time_s`), where
     each part has its own zero. If parts are missing, the energy of all GPUs is None.
     """
     device_by_gpu: dict[tuple[str, str], dict[str, Any]] = {}

@@ -70,9 +70,9 @@ class Neighbours:
 
     Descendants of this process belong to the run, and other visible processes are foreign. In a
     container, NVML may list PIDs of the host, which are not visible here. Such a PID is foreign if
-    it was listed before the ranks started. Among later ones, the first count as the run's, up to
-    the number of ranks that are not visible. If another process here happens to have a host PID,
-    the PID is judged as that process.
+    it was listed before the ranks started. The first later ones count as the run's, up to the
+    number of ranks that are not visible. If another process here happens to have a host PID, the
+    PID is judged as that process.
 
     Processes that come and go between two samples are missed. In containers where NVML lists
     nothing, no process is seen.

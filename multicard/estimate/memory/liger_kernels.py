@@ -11,8 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-# An H100 or H200 has this number of multiprocessors. A norm's backward pass keeps a row of its
-# weight's gradient per processor.
+# An H100 or H200 has 132. A norm's backward keeps a row of its weight's gradient for each.
 PROCESSORS = 132
 
 

@@ -285,7 +285,7 @@ def resident_tensors(
 ) -> list[torch.Tensor]:
     """Return images, labels and order of the data sets that stay on a GPU.
 
-    The rules are those of `device_loader.Resident`.
+    `device_loader.Resident` has the same rules.
 
     Args:
         memory_bytes: the GPU's memory. It sets the budget if the configuration names none. None

@@ -22,9 +22,9 @@ from multicard.estimate.memory.torch_internals import pausing_for_sharding_propa
 from multicard.records.rank_files import ModelSizes
 
 # no roles: kinds of bytes
-KINDS = (  # The kinds of a run's active bytes.
+KINDS = (  # A run's active bytes have these kinds.
     "weights",  # Parameters and buffers. Gathered copies are buckets.
-    "gradients",  # Gradients of parameters, until the optimizer drops them.
+    "gradients",  # Gradients of the parameters, until the optimizer drops them.
     "optimizer",  # Optimizer state.
     "activations",  # Made in the forward pass.
     # DDP's buckets, FSDP's gathered weights, and the gradients that it is about to reduce.

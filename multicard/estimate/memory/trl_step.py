@@ -1,6 +1,6 @@
 """A simulated step of TRL's own trainers, on fake tensors.
 
-The trainers are those of `engine.prepared`, with another model and other batches.
+`engine.prepared` builds the trainers, here with another model and other batches.
 """
 
 from collections import defaultdict

@@ -36,7 +36,7 @@ TITLES = {
 }
 # Always true, because both are constants of this package.
 assert set(TITLES) == set(GROUPS)
-FIGURES = ("metric", "calls", "total_s", "bytes")  # The columns of CSV.
+FIGURES = ("metric", "calls", "total_s", "bytes")  # The figures of a row of CSV.
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
 # Programs that show traces, by the traces' source.
 VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}

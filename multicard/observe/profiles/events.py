@@ -11,7 +11,7 @@ ahead of the device, the steps take as long as the device does.
 
 - Counts are of whole events that start in the host's window. Kernels, copies and memsets run
   behind the host. They count if the call that launched them started in the window, whenever the
-  device came to them. Calls and bytes are thus those of the steps. If that call is not in the
+  device came to them. Calls and bytes thus belong to the steps. If that call is not in the
   trace, their own start decides (except as `_counted_at` explains).
 - Derived times are lengths of unions of the intervals that count. On the host, they are clipped to
   its window. A device with overlapping kernels on several streams is busy once. The times are
@@ -173,7 +173,7 @@ class Trace:
     rank: int | None  # None if the file does not say.
     columns: dict[str, np.ndarray]  # (N,) each.
     names: list[str]
-    # First start and last end of all events, including those that no metric counts.
+    # First start and last end of all events, including events that no metric counts.
     span_ns: tuple[int, int]
 
 

@@ -57,7 +57,7 @@ class Profile:
 
     source: str  # kineto or nsys.
     ranks: list[ProfileRank]
-    rows: list[ProfileRow]  # First for each rank, then their sum; by group, then by time.
+    rows: list[ProfileRow]  # Each rank's, then their sum's; by group, then by time.
     not_recorded: tuple[str, ...]  # API calls that the profiler omits by design.
 
     @property
@@ -110,9 +110,9 @@ def read_profile(paths: Sequence[Path]) -> Profile:
     For nsys, see the module `nsys`.
 
     Raises:
-        ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without
-            events, of neither kind, or of the same rank as another, or if the files come from both
-            profilers.
+        ValueError: in one line with the file, if it is missing, damaged, cut off, empty, without
+            events, of neither kind, or of the same rank as another. Files of both profilers are
+            refused too.
     """
     by_source: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory(prefix="multicard-profiling-") as scratch:
@@ -202,7 +202,7 @@ def _rank_in(name: str) -> int | None:
 
 
 def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces by rank. Those of unknown rank get the free ranks in their order."""
+    """Return the traces by rank. Traces of unknown rank get the free ranks in order."""
     files: dict[int, str] = {}
     for trace in traces:
         if trace.rank is not None:
@@ -428,9 +428,11 @@ def _h2d_bytes(
         counted: the bytes that the training loop counted.
         scale: the factor to the whole run.
     """
-    profiled = next(
-        (row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None
-    )
+    profiled = None
+    for row in profile.rank_rows(None):
+        if row.metric == COPIES["HtoD"]:
+            profiled = row.bytes
+            break
     return ProfileCopies(
         counted_bytes=counted,
         profiled_bytes=profiled,
