@@ -1,9 +1,8 @@
-"""What pyproject.toml cannot say of a wheel: the place of the repository's top level,
-and the commit.
+"""Build wheels and source archives with the repository's top level and the commit.
 
-`conf/`, `analysis/` and the entries go to `multicard/checkout/` (multicard/repository.py). So the
-top of site-packages has only `multicard/` and Hydra's `hydra_plugins/`. An editable install uses
-the checkout as it is.
+pyproject.toml cannot describe these. `conf/`, `analysis/` and the entries are copied to
+`multicard/checkout/` (multicard/repository.py). So the top of site-packages has only `multicard/`
+and Hydra's `hydra_plugins/`. An editable install uses the checkout itself.
 """
 
 import json
@@ -20,24 +19,24 @@ from setuptools.command.sdist import sdist
 HERE = Path(__file__).parent
 ENTRIES = ("train_vision.py", "tune_llm.py", "measure_script.py")
 TOP_LEVEL = ("conf", "analysis", *ENTRIES)
-# Tests that need a GPU, for whoever has one (`python -m pytest -m gpu`)
+# Users with a GPU can run these tests: `python -m pytest -m gpu`.
 TESTS_OF_GPUS = ("tests/__init__.py", "tests/conftest.py", "tests/gpu", "tests/helpers")
-PYTEST = ("pyproject.toml",)  # its options and marks
-# Pages that messages name, and measurements that tests of GPUs repeat
+PYTEST = ("pyproject.toml",)  # It has the options and marks of pytest.
+# Messages refer to these pages, and tests on GPUs repeat these measurements.
 PATTERNS = ("docs/*.md", "docs/*/*.md", "benchmarks/*.py")
 REPOSITORY = runpy.run_path(str(HERE / "multicard" / "repository.py"))
 NO_SOURCE = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def write_commit(package: Path) -> None:
-    """Write the commit beside `repository.py` in a copy of the package, if it is known."""
+    """Write the commit, if it is known, beside `repository.py` in a copy of the package."""
     commit: dict[str, Any] | None = REPOSITORY["commit"](HERE)
     if commit is not None:
         (package / REPOSITORY["COMMIT"]).write_text(json.dumps(commit) + "\n")
 
 
 class BuildPackage(build_py):
-    """Builds the package with the repository's top level in a folder of it."""
+    """Build the package with the repository's top level in a folder of it."""
 
     def run(self) -> None:
         super().run()
@@ -58,14 +57,14 @@ class BuildPackage(build_py):
 
 
 class SourceArchive(sdist):
-    """A source archive with the commit, as it has no .git."""
+    """Make a source archive with the commit, because the archive has no .git."""
 
     def make_release_tree(self, base_dir: str, files: list[str]) -> None:
         super().make_release_tree(base_dir, files)
         write_commit(Path(base_dir) / "multicard")
 
 
-# One that stays in the checkout would put files that are gone into the next wheel
+# The build folder is temporary. Otherwise, files deleted since would get into the next wheel.
 build_folder = tempfile.TemporaryDirectory(prefix="multicard-build-")
 setup(
     cmdclass={"build_py": BuildPackage, "sdist": SourceArchive},

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multicard.sweep.command import Conclusion
 
-MOST = 3  # workloads whose answers end a sweep
+MAX_ANSWERS = 3  # The most workloads that get an answer at the end of a sweep.
 
 
 def conclusion(folders: Sequence[Path]) -> "Conclusion":
-    """What a sweep of runs in these folders ends with: what to run,
-    and the commands that train it and open the page.
+    """Return the last lines of a sweep: what to run, how to train it, and how to open the page.
 
-    It imports the analysis only when it is called.
+    The analysis is imported only when this is called.
+
+    Args:
+        folders: the folders of the sweep's runs.
     """
     import shlex
 
@@ -28,25 +30,28 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     from .answers import answers, recommended_runs
     from .runs import load
 
-    found = [
+    shown_answers = [
         answer
         for answer in answers(load.read(folders).runs)
         if len(answer.ranking.settings) > 1 or answer.ranking.lengths
-    ][:MOST]
+    ][:MAX_ANSWERS]
     sentences = [
-        f"{answer.work}: {answer.sentence}" if len(found) > 1 else answer.sentence
-        for answer in found
+        f"{answer.work}: {answer.sentence}" if len(shown_answers) > 1 else answer.sentence
+        for answer in shown_answers
     ]
-    waits = [answer.waits.sentence for answer in found if answer.waits is not None][:1]
-    trains = []
-    if len(found) == 1 and found[0].training is not None:
-        does = training_command.keeps(found[0].best.runs[0]["kind"])
-        trains = [f"{found[0].training.command}   # {does}"]
+    waiting_lines = [answer.waits.sentence for answer in shown_answers if answer.waits is not None][
+        :1
+    ]
+    training_lines = []
+    if len(shown_answers) == 1 and shown_answers[0].training is not None:
+        description = training_command.description(shown_answers[0].best.runs[0]["kind"])
+        training_lines = [f"{shown_answers[0].training.command}   # {description}"]
     width = text_table.terminal_width()
-    bold = [Text(line, "bold") for line in text_table.folded(sentences, width)]
-    plain = text_table.folded(waits, width)
+    bold_lines = [Text(line, "bold") for line in text_table.folded(sentences, width)]
+    plain_lines = text_table.folded(waiting_lines, width)
     folder = shlex.quote(link(folders[0].parent).plain)
-    opens = f"{typed('-m analysis')} report {folder}   # the page"
+    report_line = f"{typed('-m analysis')} report {folder}   # the page"
     return Conclusion(
-        ["", *bold, *plain, *trains, opens], [run.folder for run in recommended_runs(found)]
+        ["", *bold_lines, *plain_lines, *training_lines, report_line],
+        [run.folder for run in recommended_runs(shown_answers)],
     )

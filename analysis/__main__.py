@@ -16,7 +16,7 @@ from typing import Any
 from multicard.ranks import interruption, program
 
 if __name__ == "__main__":
-    program.begin()  # while the rest is imported
+    program.begin()  # It needs to run before the remaining imports.
 
 from multicard.__main__ import COMMANDS
 from multicard.cli.unknown_commands import unknown_command
@@ -44,20 +44,22 @@ from .commands import (
 from .runs import by_int4, load, sql
 from .runs.load import FoundRuns
 
-CLAIMS = (
+CLAIMS_DESCRIPTION = (
     "The claims of the two papers, tested on your runs: the printed figures, yours, and a verdict"
     " on each."
 )
-DASHBOARD = (
-    "The runs of a project in W&B as a saved workspace; another call replaces it, with changes by"
-    " hand."
+DASHBOARD_DESCRIPTION = (
+    "The runs of a project in W&B as a saved workspace. Running it again replaces the workspace,"
+    " including changes by hand."
 )
-FIGURES = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
+FIGURE_HELP = "an experiment, all, effects, losses, phases, efficiency, trade_off or timelines"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code is 1, after a line that says why, if it is refused or --gate is
-    exceeded, and 2 if the runs cannot tell whether it is.
+    """Run a command and return its exit code.
+
+    The code is 1 if the command is refused or --gate is exceeded, and 2 if the runs cannot tell
+    whether it is. A line says why.
     """
     parser, commands = _parser()
     name, *rest = (sys.argv[1:] if words is None else words) or ["--help"]
@@ -71,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name of a folder need not be text
+            stream.reconfigure(errors="replace")  # The name of a folder need not be text.
     try:
         with interruption.answered(lambda number: KeyboardInterrupt(signal.Signals(number).name)):
             return options.run(options)
@@ -83,32 +85,33 @@ def main(words: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except BrokenPipeError:  # the reader has gone, as with `| head`
+    except BrokenPipeError:  # The reader has closed the pipe, as `| head` does.
         drop(sys.stdout)
         return 0
     except (ValueError, OSError) as error:
-        reason = _reason(error)
+        reason = _error_text(error)
         print(
             clean(Message("analysis.refused", f"refused: {reason}", reason=reason)), file=sys.stderr
         )
         return 1
 
 
-def _reason(error: ValueError | OSError) -> str:
-    """What an error says: a message of ours as it is,
-    the system's with the file that it is about.
+def _error_text(error: ValueError | OSError) -> str:
+    """Return the text of an error.
+
+    A refusal's message stays unchanged. An error of the system names the file that it concerns.
     """
     if isinstance(error, OSError) and error.strerror:
         return clean(": ".join(str(part) for part in (error.filename, error.strerror) if part))
     return str(error) if isinstance(error, Refusal) else clean(str(error))
 
 
-def _of_runs(
-    found_in: Callable[[FoundRuns, argparse.Namespace], Output],
+def _on_runs(
+    output_of: Callable[[FoundRuns, argparse.Namespace], Output],
 ) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        found = load.read(options.folders, price=getattr(options, "price", None))
-        return _emit(found_in(found, options), options, found.skipped)
+        found_runs = load.read(options.folders, price=getattr(options, "price", None))
+        return _emit(output_of(found_runs, options), options, found_runs.skipped)
 
     return run
 
@@ -118,9 +121,11 @@ def _emit(output: Output, options: argparse.Namespace, skipped: Sequence[Skipped
     return output.code
 
 
-def _list(found: FoundRuns, options: argparse.Namespace) -> Output:
-    runs = sql.select(found.runs, options.where, options.sort)
-    return list_runs.output(found, runs, options.columns, refused="status" in (options.where or ""))
+def _list(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
+    runs = sql.select(found_runs.runs, options.where, options.sort)
+    return list_runs.output(
+        found_runs, runs, options.columns, refused="status" in (options.where or "")
+    )
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -130,12 +135,12 @@ def _compare(options: argparse.Namespace) -> int:
         a.runs, b.runs, options.by, options.common, options.mix, options.margin
     )
     sides = [f"A: {clean(str(options.a))}", f"B: {clean(str(options.b))}"]
-    within = (
+    title_lines = (
         [f"A, B: {clean(str(options.a))}, by {clean(', '.join(options.by))}"]
         if cells[0].sides[0]
         else sides
     )
-    output = compare.output(cells, options.margin, within)
+    output = compare.output(cells, options.margin, title_lines)
     if options.gate is not None:
         passed, line = gate.gated(cells, options.gate)
         output = replace(output, notes=[line], code=int(passed))
@@ -144,33 +149,36 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _best(options: argparse.Namespace) -> int:
     if not options.train:
-        return _of_runs(_ranked)(options)
-    from . import train_best  # hydra
+        return _on_runs(_ranking)(options)
+    from . import train_best  # It imports Hydra.
 
-    others = [flag for flag in ("goal", *FORMATS) if getattr(options, flag, None)]
-    if others:
-        said = f"--train: trains what is recommended by time and accuracy; leave --{others[0]} out"
-        raise Refusal("train.other-flags", said, key=f"--{others[0]}")
+    refused_flags = [flag for flag in ("goal", *FORMATS) if getattr(options, flag, None)]
+    if refused_flags:
+        text = (
+            "--train: trains the setting that time and accuracy recommend;"
+            f" leave --{refused_flags[0]} out"
+        )
+        raise Refusal("train.other-flags", text, key=f"--{refused_flags[0]}")
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
     runs = load.read(options.folders, price=options.price).runs
     if options.by is not None:
-        runs, notes = by_int4.judged(runs)
+        runs, notes = by_int4.judge_by_int4(runs)
         print("\n".join(map(clean, notes)))
     return train_best.train(runs, limits, options.mix)
 
 
-def _ranked(found: FoundRuns, options: argparse.Namespace) -> Output:
+def _ranking(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     from .answers import sentences
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
-    return best.output(found.runs, options.goal, limits, options.mix, sentences, options.by)
+    return best.output(found_runs.runs, options.goal, limits, options.mix, sentences, options.by)
 
 
-def _table(found: FoundRuns, options: argparse.Namespace) -> Output:
+def _table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
-        return table.output([table.of_datasets(found.runs)])
+        return table.output([table.of_datasets(found_runs.runs)])
     experiment = experiments.load(options.experiment)
-    panels = experiments.panels(experiment, found.runs, options.mix, named=True)
+    panels = experiments.panels(experiment, found_runs.runs, options.mix, named=True)
     if not panels:
         raise Refusal(
             "table.not-measured",
@@ -178,33 +186,33 @@ def _table(found: FoundRuns, options: argparse.Namespace) -> Output:
             experiment=experiment.name,
             command=experiment.command,
         )
-    chosen, rest = (panels, []) if options.all else experiments.fullest(panels)
-    return table.output(table.tables(experiment, chosen), len(rest))
+    chosen, other_panels = (panels, []) if options.all else experiments.fullest(panels)
+    return table.output(table.tables(experiment, chosen), len(other_panels))
 
 
-def _claims(found: FoundRuns, options: argparse.Namespace) -> Output:
+def _claims(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     from . import claims
     from .claims import render
 
     chosen = claims.named(options.only) if options.only is not None else claims.CLAIMS
     return render.output(
-        claims.judge(found.runs, options.mix, chosen), at_full_length=options.only is not None
+        claims.judge(found_runs.runs, options.mix, chosen), at_full_length=options.only is not None
     )
 
 
 def _figure(options: argparse.Namespace) -> int:
-    from .figures import draw  # altair, which takes a second
+    from .figures import draw  # It imports Altair, which takes a second.
 
-    found = load.read(options.folders)
-    lines = draw.write(options.name, found.runs, options.out, options.mix, options.all)
-    print("\n".join([*lines, *skipped_lines(found.skipped)]))
+    found_runs = load.read(options.folders)
+    lines = draw.write(options.name, found_runs.runs, options.out, options.mix, options.all)
+    print("\n".join([*lines, *skipped_lines(found_runs.skipped)]))
     return 0
 
 
 def _report(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from . import report  # hydra, jinja2 and vl-convert, which nothing else needs
+    from . import report  # It imports Hydra, Jinja and vl-convert, which no other command needs.
 
     if options.watch or options.port is not None:
         if options.out is not None:
@@ -220,29 +228,32 @@ def _report(options: argparse.Namespace) -> int:
             options.port or 0,
         )
         return 0
-    # of 10,000 runs it takes a minute
+    # For 10,000 runs this takes a minute.
     with Console(stderr=True).status("reading the runs") as status:
-        found = load.read(options.folders, price=options.price)
-        status.update(f"making the page about {count(len(found.runs), 'run')}")
+        found_runs = load.read(options.folders, price=options.price)
+        status.update(f"making the page about {count(len(found_runs.runs), 'run')}")
         lines = report.write(
-            options.folders, options.out, options.title, options.mix, found
+            options.folders, options.out, options.title, options.mix, found_runs
         ).splitlines()
     print("\n".join(map(clean, lines)))
     return 0
 
 
 def _dashboard(options: argparse.Namespace) -> int:
-    from . import dashboard  # wandb, which nothing else of the analysis needs but sync
+    from . import dashboard  # It imports W&B, which only `sync` needs too.
 
     print(clean(dashboard.make(options.entity, options.project, options.dry_run)))
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
-    found = load.read(options.folders)
+    found_runs = load.read(options.folders)
     print(
         "\n".join(
-            [*map(clean, share.export(found.runs, options.out)), *skipped_lines(found.skipped)]
+            [
+                *map(clean, share.export(found_runs.runs, options.out)),
+                *skipped_lines(found_runs.skipped),
+            ]
         )
     )
     return 0
@@ -254,15 +265,15 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _sync(options: argparse.Namespace) -> int:
-    found = load.read(options.folders, probes=True)
-    lines, code = sync.sync(found.runs, (options.project, options.entity))
-    print("\n".join([*lines, *skipped_lines(found.skipped)]))
+    found_runs = load.read(options.folders, probes=True)
+    lines, code = sync.sync(found_runs.runs, (options.project, options.entity))
+    print("\n".join([*lines, *skipped_lines(found_runs.skipped)]))
     return code
 
 
-# commands that write what they found
-WRITING = ("list", "table", "compare", "best", "claims", "predictions")
-SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
+# The commands that can write their output as a file.
+WITH_FORMATS = ("list", "table", "compare", "best", "claims", "predictions")
+SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {  # Arguments that several commands have.
     "folders": {
         "metavar": "FOLDER",
         "nargs": "*",
@@ -275,7 +286,7 @@ SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
     },
     "--price": {
         "metavar": "2.49",
-        "help": "of a GPU for an hour (price.gpu_hour)",
+        "help": "the price of a GPU for an hour (price.gpu_hour)",
         "type": cli.price,
     },
     "--all": {"help": "include settings with few of the cells", "action": "store_true"},
@@ -283,20 +294,22 @@ SHARED: dict[str, dict[str, Any]] = {  # arguments that several commands have
 
 
 def _parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser, and that of each command, whose result has the command's function as `run`."""
+    """Return the parser and each command's parser, which sets the command's function as `run`."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(typed("-m analysis"), description=usage(__doc__, __file__), formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[..., int], description: str | None) -> Callable[..., Any]:
-        own = commands.add_parser(name, help=COMMANDS[name], description=description)
-        own.set_defaults(run=run)
-        if name in WRITING:
-            add_formats(own)
+        command_parser = commands.add_parser(name, help=COMMANDS[name], description=description)
+        command_parser.set_defaults(run=run)
+        if name in WITH_FORMATS:
+            add_formats(command_parser)
 
         def add(*names: str, **options: Any) -> None:
-            for each in names:
-                own.add_argument(each, **(options or SHARED[each]))
+            for argument_name in names:
+                command_parser.add_argument(
+                    argument_name, **(options or SHARED_ARGUMENTS[argument_name])
+                )
 
         return add
 
@@ -310,15 +323,15 @@ def _description(module: ModuleType) -> str:
 
 
 def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> None:
-    add = command("list", _of_runs(_list), _description(list_runs))
+    add = command("list", _on_runs(_list), _description(list_runs))
     add("folders", "--price")
     add("--where", metavar="SQL", help="a condition on the columns that --csv writes")
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
-    add = command("table", _of_runs(_table), _description(table))
-    named = ", ".join([*experiments.names(), DATASETS])
-    add("experiment", metavar="NAME", help=named, type=experiments.not_by_number)
+    add = command("table", _on_runs(_table), _description(table))
+    known_names = ", ".join([*experiments.names(), DATASETS])
+    add("experiment", metavar="NAME", help=known_names, type=experiments.not_by_number)
     add("folders", "--all", "--mix")
 
     add = command("compare", _compare, _description(compare))
@@ -330,10 +343,10 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
         type=cli.folder_of_runs,
         nargs="?",
     )
-    keys = "keys, separated by commas, that differ on purpose; without B, A's"
-    add("--by", metavar="KEY", help=keys, type=cli.names, default=[])
-    margin = "the difference up to which two are equal (5%%)"
-    add("--margin", metavar="SHARE", help=margin, type=cli.share, default=MARGIN)
+    by_help = "keys, separated by commas, that differ on purpose; without B, A's"
+    add("--by", metavar="KEY", help=by_help, type=cli.names, default=[])
+    margin_help = "the difference up to which two are equal (5%%)"
+    add("--margin", metavar="SHARE", help=margin_help, type=cli.share, default=MARGIN)
     add(
         "--gate",
         metavar="SHARE",
@@ -346,17 +359,22 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add = command("best", _best, _description(best))
     add("folders", "--price", "--mix")
     add("--goal", choices=GOALS, help="one goal alone; without it, all of them")
-    add("--accuracy", metavar="0.99", help="the least; leaves out tuning runs", type=cli.share)
+    add(
+        "--accuracy",
+        metavar="0.99",
+        help="the lowest test accuracy; leaves out tuning runs",
+        type=cli.share,
+    )
     add(
         "--loss",
         metavar="1.9",
-        help="the highest of held-out rows; leaves out all but tuning runs",
+        help="the highest loss on held-out rows; leaves out all but tuning runs",
         type=cli.loss,
     )
     add(
         "--by",
-        choices=by_int4.BY,
-        help="judge tuning by the held-out loss in int4: qat and full, for int4",
+        choices=by_int4.SCORES,
+        help="judge tuning by the held-out loss in int4 (methods qat and full)",
     )
     add(
         "--memory",
@@ -373,16 +391,18 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
 
 
 def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> None:
-    add = command("claims", _of_runs(_claims), CLAIMS)
+    add = command("claims", _on_runs(_claims), CLAIMS_DESCRIPTION)
     add("folders", "--mix")
     add("--only", metavar="NAME,...", help="show these claims in full", type=cli.names)
 
-    predicted = _of_runs(lambda found, options: predictions.output(found.runs, options.folders))
-    add = command("predictions", predicted, _description(predictions))
+    print_predictions = _on_runs(
+        lambda found, options: predictions.output(found.runs, options.folders)
+    )
+    add = command("predictions", print_predictions, _description(predictions))
     add("folders")
 
     add = command("figure", _figure, _description(figures))
-    add("name", metavar="NAME", help=FIGURES, type=experiments.not_by_number)
+    add("name", metavar="NAME", help=FIGURE_HELP, type=experiments.not_by_number)
     add("folders", "--all", "--mix")
     add(
         "--out",
@@ -403,7 +423,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     )
     add("--port", metavar="N", help="serve it at this port (a free one)", type=int)
 
-    add = command("dashboard", _dashboard, DASHBOARD)
+    add = command("dashboard", _dashboard, DASHBOARD_DESCRIPTION)
     project = TrackerConfig().project
     add(
         "--project",
@@ -427,8 +447,8 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
 
     add = command("export", _export, share.EXPORT)
     add("folders")
-    anonymous = "the only way to share rows; what is published cannot be taken back"
-    add("--anonymous", help=anonymous, action="store_true", required=True)
+    anonymous_help = "the only way to share rows; what is published cannot be taken back"
+    add("--anonymous", help=anonymous_help, action="store_true", required=True)
     add("--out", metavar="FILE", help="measured.json", type=file, default=Path("measured.json"))
 
     add = command("import", _import, share.IMPORT)

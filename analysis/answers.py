@@ -1,9 +1,8 @@
-"""What to run: one sentence for each workload, with how sure it is and its doubts.
+"""Answer, for each workload, what to run: one sentence with its evidence and its doubts.
 
-The page, the end of a sweep, `best` and Python show these sentences; nothing else words a
-recommendation. A sentence is
-joined of messages: what to run, with the figures behind it,
-then what it costs and why it may not be made.
+The page, the end of a sweep, `best` and Python all show these sentences. No other module words a
+recommendation. A sentence joins several messages: what to run and the figures behind it, then what
+it costs, then why it may not be recommended.
 """
 
 import shlex
@@ -30,19 +29,23 @@ from .runs.load import Run
 from .stats.intervals import faster, times
 
 ENERGY = "energy_joules"
-MOST_OTHERS = 3  # alternatives that are named
-BATCH_KEYS = {"batch_size", "global_batch_size"}  # no roles: what a step trains
-RECOMMENDING = {"answer.run", "answer.as-good", "answer.keep", "answer.only-one"}  # codes of leads
+MAX_ALTERNATIVES = 3  # The most alternatives that are named.
+# no roles: these keys set how much a step trains.
+BATCH_KEYS = {"batch_size", "global_batch_size"}
+# The codes of the leads that recommend a setting.
+RECOMMENDING_CODES = {"answer.run", "answer.as-good", "answer.keep", "answer.only-one"}
 
 
 @dataclass(frozen=True)
 class Answer:
     """What to run for one workload.
 
-    work: its name. ranking: its settings by time. best: the recommended one.
-    against: what it is compared with: `best` itself where nothing is faster than the defaults; None
-    where no other setting learned.
-    is_default: `against` has the defaults throughout.
+    work: the name of the workload.
+    ranking: its settings, ranked by time.
+    best: the recommended setting.
+    against: the setting that `best` is compared with. It is `best` itself if nothing is faster than
+        the defaults, and None if no other setting learned.
+    is_default: True if every axis of `against` is at its default.
     """
 
     work: str
@@ -56,28 +59,30 @@ class Answer:
 
     @property
     def setting(self) -> str:
-        """The recommended setting as it is typed; empty for the only one."""
+        """The recommended setting as it is typed; empty if there is only one setting."""
         return grouping.label(self.best.cell, self.ranking.keys)
 
     @cached_property
     def speedup(self) -> Ratio | None:
-        """How many times faster it is than `against`; below 1: slower."""
+        """How many times faster it is than `against`. Below 1 means slower."""
         return self.against and self.ranking.repeated.ratio(
             self.ranking.column, self.best.runs, self.against.runs
         )
 
     @property
-    def is_told(self) -> bool:
-        """True where it is faster than `against` by more than runs differ."""
+    def is_clearly_faster(self) -> bool:
+        """True if it is faster than `against`, and noise between runs does not explain that."""
         return self.against is not None and self.ranking.cheaper(self.best, self.against)
 
     @property
     def recommended(self) -> RankedSetting | None:
-        """The setting to use; None for a single one, without a recommendation,
-        and where runs do not tell.
+        """The setting to use, or None.
+
+        It is None if there is only one setting, if nothing is recommended, and if the runs cannot
+        show which setting is faster.
         """
-        is_told = self.lead.code in RECOMMENDING
-        return self.best if is_told and len(self.ranking.settings) > 1 else None
+        is_recommended = self.lead.code in RECOMMENDING_CODES
+        return self.best if is_recommended and len(self.ranking.settings) > 1 else None
 
     @cached_property
     def failings(self) -> list[Message]:
@@ -85,35 +90,54 @@ class Answer:
 
     @cached_property
     def marks(self) -> list[str]:
-        """What limits its runs, and those compared with; what else differs between them than the
-        settings; and a speed-up that more GPUs cannot give.
+        """The doubts about the comparison, for the brackets behind the sentence.
+
+        These are the limits of both settings' runs, circumstances that differ between them, and a
+        speed-up that more GPUs cannot give.
         """
-        compared = [*self.best.counted, *(self.against.counted if self.against else ())]
-        said = [
+        compared_runs = [*self.best.counted, *(self.against.counted if self.against else ())]
+        doubts = [
             limits.general_sentence(limit).partition(":")[0]
-            for limit in limits.in_order(grouping.limits_of(compared))
+            for limit in limits.in_order(grouping.limits_of(compared_runs))
         ]
         if self.against not in (None, self.best):
-            names = [grouping.label(one.cell, self.apart) for one in (self.best, self.against)]
-            said += circumstances.doubts(self.best.counted, self.against.counted, names)
-        if self.against is not None and self.speedup is not None and self.apart == ["gpus"]:
+            names = [
+                grouping.label(setting.cell, self.differing_keys)
+                for setting in (self.best, self.against)
+            ]
+            doubts += circumstances.doubts(self.best.counted, self.against.counted, names)
+        if (
+            self.against is not None
+            and self.speedup is not None
+            and self.differing_keys == ["gpus"]
+        ):
             efficiency = self.speedup.ratio * self.against.gpus / self.best.gpus
             if efficiency > DOUBTFUL_EFFICIENCY:
-                impossible = f"{efficiency:.0%} of the ideal: measure the slower one again"
-                said.append(Message("answer.impossible", impossible, efficiency=efficiency))
-        return said
+                text = f"{efficiency:.0%} of the ideal: measure the slower one again"
+                doubts.append(Message("answer.impossible", text, efficiency=efficiency))
+        return doubts
 
     @property
     def statement(self) -> str:
-        """The recommendation, how sure it is, what it costs, and why it cannot be made."""
+        """The recommendation with its evidence and costs, and why it cannot be made."""
         failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        parts = [self.lead, *self._enough, *self._uncounted, *self._costs, *self._fewer]
-        left_out = [*self.unranked, *self._other_lengths, *self._unlike_others]
-        return ", ".join(parts) + failings + "".join(f"; {one}" for one in left_out)
+        parts = [
+            self.lead,
+            *self._fewer_ranks_suffice,
+            *self._compilation,
+            *self._learning_and_costs,
+            *self._unclear_fewer_ranks,
+        ]
+        reservations = [*self.unranked, *self._other_lengths, *self._unexplained_amounts]
+        return (
+            ", ".join(parts)
+            + failings
+            + "".join(f"; {reservation}" for reservation in reservations)
+        )
 
     @property
     def unranked(self) -> list[Message]:
-        """The runs that are not in the ranking, by what limits them."""
+        """A message for each limit that keeps runs out of the ranking, with their number."""
         return [
             Message(
                 "answer.unranked",
@@ -126,28 +150,32 @@ class Answer:
 
     @property
     def _other_lengths(self) -> list[Message]:
-        """That a script trains for longer with other values of an argument, so that these are not
-        compared.
+        """Say that some arguments set how long the script trains.
+
+        Their values are therefore not compared.
         """
         lengths = self.ranking.lengths
         if not lengths:
             return []
-        named = " and ".join(lengths)
+        names = " and ".join(lengths)
         sets = "sets" if len(lengths) == 1 else "set"
-        said = f"{named} {sets} how much the script trains: no value is faster than another"
-        return [Message("answer.other-lengths", said, keys=[*lengths])]
+        text = f"{names} {sets} how much the script trains, so no value is faster than another"
+        return [Message("answer.other-lengths", text, keys=[*lengths])]
 
     @property
-    def _unlike_others(self) -> list[Message]:
-        """That settings of a script on other ranks trained neither as much nor as many steps."""
-        found = works.unlike(self.ranking.runs)
-        if found is None:
+    def _unexplained_amounts(self) -> list[Message]:
+        """Say that a script's settings differ both in amounts and in steps.
+
+        Settings that differ in their ranks share one of the two if each run starts afresh.
+        """
+        amounts = works.unexplained_amounts(self.ranking.runs)
+        if amounts is None:
             return []
-        said = (
-            f"settings trained {found.range}, and neither as many steps: the script may go on from"
-            " files that an earlier run left in its working folder"
+        text = (
+            f"settings trained {amounts.range}, in different numbers of steps: the script may have"
+            " continued from files that an earlier run left in its working folder"
         )
-        return [Message("answer.unlike-amounts", said, least=found.least, most=found.most)]
+        return [Message("answer.unlike-amounts", text, least=amounts.least, most=amounts.most)]
 
     @property
     def sentence(self) -> str:
@@ -156,28 +184,26 @@ class Answer:
 
     @property
     def evidence(self) -> str:
-        """How sure it is: the 95 % interval, where any setting was repeated,
-        and the number of runs.
-        """
-        counts = self._counts
+        """How sure the comparison is: its 95 % interval if a setting was repeated, and the runs."""
+        counts = self._run_counts
         if {*counts} == {1}:
             runs = "one run each"
         elif len({*counts}) == 1:
             runs = f"{counts[0]} runs each"
         else:
             runs = f"{' and '.join(map(str, counts))} runs"
-        if self._bounds is None:
+        if self._speedup_bounds is None:
             return runs
-        low, high = self._bounds
-        # the sentence says how many times slower
+        low, high = self._speedup_bounds
+        # The sentence then says how many times slower the setting is.
         if self.speedup is not None and self.speedup.ratio < 1:
             low, high = 1 / high, 1 / low
         ends = " to ".join(times(end).removesuffix("x") for end in (low, high))
         return f"{CONFIDENCE:.0%} interval {ends}, {runs}"
 
     @property
-    def _bounds(self) -> tuple[float, float] | None:
-        """The interval of the speed-up; None where nothing was repeated."""
+    def _speedup_bounds(self) -> tuple[float, float] | None:
+        """The interval of the speed-up; None if nothing was repeated."""
         if self.speedup is None or not self.speedup.repeated:
             return None
         return self.speedup.bounds(self.ranking.confidence)
@@ -185,227 +211,264 @@ class Answer:
     @property
     def compared_with(self) -> str:
         assert self.against is not None
-        if self.apart == ["gpus"] and self.against.gpus == 1:
+        if self.differing_keys == ["gpus"] and self.against.gpus == 1:
             return "one CPU rank" if self.best.runs[0]["cpu_ranks"] else "one GPU"
-        return "the default " * self.is_default + grouping.label(self.against.cell, self.apart)
+        label = grouping.label(self.against.cell, self.differing_keys)
+        return f"the default {label}" if self.is_default else label
 
     @property
-    def apart(self) -> list[str]:
-        own = dict(self.best.cell)
-        other = dict(self.against.cell if self.against else self.best.cell)
-        return [key for key in self.ranking.keys if own.get(key) != other.get(key)]
+    def differing_keys(self) -> list[str]:
+        best_cell = dict(self.best.cell)
+        other_cell = dict(self.against.cell if self.against else self.best.cell)
+        return [key for key in self.ranking.keys if best_cell.get(key) != other_cell.get(key)]
 
     @property
     def lead(self) -> Message:
-        """What to run, or that nothing can be recommended, with the figures behind it."""
+        """What to run with the figures behind it, or that nothing can be recommended."""
         seconds = self.ranking.time(self.best)
         settings = count(len(self.ranking.settings), "setting")
-        time = {"time": self.best.cost, "column": self.ranking.column}
-        measured = {"setting": self.setting, "settings": len(self.ranking.settings), **time}
+        time_facts = {"time": self.best.cost, "column": self.ranking.column}
+        facts = {"setting": self.setting, "settings": len(self.ranking.settings), **time_facts}
         if self.failings and self.setting and self.against in (None, self.best):
-            said = f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
-            return Message("answer.none-but-fastest", said, **measured)
+            text = f"No recommendation yet: {self.setting} is the fastest of {settings} ({seconds})"
+            return Message("answer.none-but-fastest", text, **facts)
         if self.against is None and self.setting:
-            said = f"{self.setting} is the only setting that can be recommended: {seconds}"
-            return Message("answer.only-one", said, **measured)
+            text = f"{self.setting} is the only setting that can be recommended: {seconds}"
+            return Message("answer.only-one", text, **facts)
         if self.against is None:
-            done = "can be ranked" if self.ranking.untold else "was measured"
-            return Message("answer.one-setting", f"One setting {done}: {seconds}", **time)
+            was_done = "can be ranked" if self.ranking.untold else "was measured"
+            return Message("answer.one-setting", f"One setting {was_done}: {seconds}", **time_facts)
         if self.against is self.best:
             is_fastest = self.best is self.ranking.settings[0]
-            of_these = "" if is_fastest else " that can be recommended"
-            said = (
+            restriction = "" if is_fastest else " that can be recommended"
+            text = (
                 f"Keep {self.setting}: the defaults are the fastest of"
-                f" {settings}{of_these} ({seconds})"
+                f" {settings}{restriction} ({seconds})"
             )
-            return Message("answer.keep", said, is_fastest=is_fastest, **measured)
-        return self._compared
+            return Message("answer.keep", text, is_fastest=is_fastest, **facts)
+        return self._comparison_lead
 
     @property
-    def _compared(self) -> Message:
-        """The lead where the best setting is compared with another."""
+    def _comparison_lead(self) -> Message:
+        """Word the lead if the best setting is compared with another one."""
         assert self.speedup is not None and self.against is not None
         ratio = self.speedup.ratio
-        else_equal = ", all else equal" if {*self.apart} < {*self.ranking.keys} else ""
-        factor = faster(ratio)
+        qualification = ", all else equal" if {*self.differing_keys} < {*self.ranking.keys} else ""
+        comparison = faster(ratio)
         if ratio < 1 and not self.ranking.cheaper(self.against, self.best):
-            factor = "not clearly slower"
-        factor = f"{factor} than {self.compared_with}{else_equal} ({self.evidence})"
+            comparison = "not clearly slower"
+        comparison = f"{comparison} than {self.compared_with}{qualification} ({self.evidence})"
         if self.failings:
-            said = f"No recommendation yet: {self.setting} is {factor}"
-            return Message("answer.none", said, **self._comparison)
-        if self.is_told or ratio < 1 or self.ranking.more_accurate(self.best, self.against):
-            return Message("answer.run", f"Use {self.setting}: {factor}", **self._comparison)
+            text = f"No recommendation yet: {self.setting} is {comparison}"
+            return Message("answer.none", text, **self._comparison_facts)
+        if (
+            self.is_clearly_faster
+            or ratio < 1
+            or self.ranking.more_accurate(self.best, self.against)
+        ):
+            return Message(
+                "answer.run", f"Use {self.setting}: {comparison}", **self._comparison_facts
+            )
         if self.ranking.equivalent(self.best, self.against):
-            said = (
+            text = (
                 f"Use {self.setting}: as fast as {self.compared_with}, within"
                 f" {MARGIN:.0%} ({self.evidence})"
             )
-            return Message("answer.as-good", said, margin=MARGIN, **self._comparison)
-        return self._not_known(ratio)
+            return Message("answer.as-good", text, margin=MARGIN, **self._comparison_facts)
+        return self._unclear_lead(ratio)
 
-    def _not_known(self, ratio: float) -> Message:
-        """The lead where these runs do not tell which of two settings is faster."""
+    def _unclear_lead(self, ratio: float) -> Message:
+        """Word the lead if these runs cannot show which of two settings is faster."""
         assert self.against is not None
-        needed = self._needed
-        remedy = f"even `repeat={recommended.MOST_REPETITIONS}` may not show it"
+        needed = self._needed_repetitions
+        remedy = f"even `repeat={recommended.MAX_REPETITIONS}` may not show it"
         if needed is not None:
             remedy = f"`repeat={needed}` would show more"
-        if {*self._counts} == {1}:
-            said = (
+        if {*self._run_counts} == {1}:
+            text = (
                 f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each;"
                 f" {remedy}"
             )
-            return Message("answer.one-run-each", said, needed=needed, **self._comparison)
-        said = (
+            return Message("answer.one-run-each", text, needed=needed, **self._comparison_facts)
+        text = (
             f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence});"
             f" {remedy}"
         )
-        return Message("answer.not-known", said, needed=needed, **self._comparison)
+        return Message("answer.not-known", text, needed=needed, **self._comparison_facts)
 
     @property
-    def _needed(self) -> int | None:
-        """The repetitions that would tell the setting from `against`; None where even the most may
-        not, or where it is told already.
+    def _needed_repetitions(self) -> int | None:
+        """The number of repetitions that would show which setting is faster.
+
+        It is None if the most repetitions may not show it, or if these runs already do.
         """
-        if self.is_told:
+        if self.is_clearly_faster:
             return None
-        return recommended.repetitions_to_tell(self.speedup, self.ranking.confidence, *self._counts)
+        return recommended.repetitions_to_tell(
+            self.speedup, self.ranking.confidence, *self._run_counts
+        )
 
     @property
-    def _counts(self) -> list[int]:
-        """The runs of the setting, and of the one that it is compared with."""
-        return [len(one.counted) for one in (self.best, self.against) if one is not None]
+    def _run_counts(self) -> list[int]:
+        """The number of runs of the setting and of the one that it is compared with."""
+        return [
+            len(setting.counted) for setting in (self.best, self.against) if setting is not None
+        ]
 
     @property
-    def _comparison(self) -> dict[str, Any]:
+    def _comparison_facts(self) -> dict[str, Any]:
         """The figures of the comparison with `against`, as facts of a message."""
         assert self.speedup is not None and self.against is not None
-        bounds = self._bounds or (None, None)
+        bounds = self._speedup_bounds or (None, None)
         return {
             "setting": self.setting,
-            "against": grouping.label(self.against.cell, self.apart),
+            "against": grouping.label(self.against.cell, self.differing_keys),
             "is_default": self.is_default,
             "cpu_ranks": bool(self.best.runs[0]["cpu_ranks"]),
             "ratio": self.speedup.ratio,
             "low": bounds[0],
             "high": bounds[1],
-            "n": self._counts,
+            "n": self._run_counts,
         }
 
     @property
-    def _uncounted(self) -> list[Message]:
-        """Compilation, which training times leave out."""
+    def _compilation(self) -> list[Message]:
+        """Say how long compilation takes, because training times leave it out."""
         compile_s, total_s = (
             of_setting(self.best.runs, column) or 0.0 for column in ("compile_s", "total_s")
         )
-        if compile_s <= recommended.NOTABLE * total_s:
+        if compile_s <= recommended.NOTABLE_SHARE * total_s:
             return []
-        said = f"not counting {figures.seconds(compile_s)} s of compilation"
-        return [Message("answer.compilation", said, compile_s=compile_s)]
+        text = f"not counting {figures.seconds(compile_s)} s of compilation"
+        return [Message("answer.compilation", text, compile_s=compile_s)]
 
     @property
-    def _costs(self) -> Iterator[Message]:
+    def _learning_and_costs(self) -> Iterator[Message]:
         best = self.best
         other = self.against
         if other is None or other is best:
-            yield from learned.alone(best)
-            yield from learned.how_well_measured(best)
+            yield from learned.describe_learning(best)
+            yield from learned.quality_caveats(best)
             return
-        yield from learned.beside(self.ranking, best, other)
+        yield from learned.compare_learning(self.ranking, best, other)
         yield from self._other_batch(other)
-        yield from learned.how_well_measured(best, other)
-        did_as_much = works.did_as_much(best.runs, other.runs)
-        of_whole_runs = (("energy", ENERGY), (COST, COST)) if did_as_much else ()
-        for name, column in (("memory", MEMORY), *of_whole_runs):
-            own, others = (of_setting(one.runs, column) for one in (best, other))
-            if own and others and abs(own / others - 1) > recommended.NOTABLE:
-                said = f"{own / others:.3g}x the {name}"
-                yield Message("answer.times-as-much", said, of=name, ratio=own / others)
+        yield from learned.quality_caveats(best, other)
+        column_by_name = {"memory": MEMORY}
+        if works.did_as_much(best.runs, other.runs):
+            column_by_name |= {"energy": ENERGY, COST: COST}
+        for name, column in column_by_name.items():
+            own_figure = of_setting(best.runs, column)
+            other_figure = of_setting(other.runs, column)
+            if not own_figure or not other_figure:
+                continue
+            ratio = own_figure / other_figure
+            if abs(ratio - 1) > recommended.NOTABLE_SHARE:
+                yield Message(
+                    "answer.times-as-much", f"{ratio:.3g}x the {name}", of=name, ratio=ratio
+                )
 
     def _other_batch(self, other: RankedSetting) -> Iterator[Message]:
-        """That a step trained another amount than one of the setting compared with,
-        where its keys do not say it.
+        """Say that a step trains another amount than a step of the other setting.
+
+        It is not said if the settings' keys already show it.
         """
-        if BATCH_KEYS & {*self.apart} and "gpus" not in self.apart:
+        if BATCH_KEYS & {*self.differing_keys} and "gpus" not in self.differing_keys:
             return
-        works = [
-            [circumstances.step_work(run.record()) for run in one.runs]
-            for one in (self.best, other)
+        work_by_side = [
+            [circumstances.step_work(run.record()) for run in setting.runs]
+            for setting in (self.best, other)
         ]
-        differing = circumstances.means_apart(*works)
-        if differing is not None:
-            own, others = differing
-            said = f"a step trains {own:,.0f} samples or tokens, not {others:,.0f}"
-            yield Message("answer.other-batch", said, step=own, other=others)
+        mean_works = circumstances.differing_means(*work_by_side)
+        if mean_works is not None:
+            own_work, other_work = mean_works
+            unit = circumstances.step_work_unit([*self.best.runs, *other.runs])
+            text = f"a step trains {own_work:,.0f} {unit}, not {other_work:,.0f}"
+            yield Message("answer.other-batch", text, step=own_work, other=other_work, unit=unit)
 
     @property
-    def _enough(self) -> list[Message]:
-        """That fewer ranks are enough, where faster settings
-        on more are shown to gain next to nothing.
+    def _fewer_ranks_suffice(self) -> list[Message]:
+        """Say that fewer ranks are enough.
+
+        That holds if faster settings on more ranks are shown to gain next to nothing.
         """
         ranking = self.ranking
         best = self.best
-        more = [
-            one
-            for one in ranking.settings
-            if one.gpus > best.gpus and ranking.equivalent(best, one)
+        larger_settings = [
+            setting
+            for setting in ranking.settings
+            if setting.gpus > best.gpus and ranking.equivalent(best, setting)
         ]
-        if not more or self.failings:
+        if not larger_settings or self.failings:
             return []
-        bounds = ranking.repeated.ratio(ranking.column, more[0].runs, best.runs).bounds(
+        bounds = ranking.repeated.ratio(ranking.column, larger_settings[0].runs, best.runs).bounds(
             ranking.confidence
         )
-        most = max(0.0, (bounds[1] if bounds else 1.0) - 1)
+        largest_gain = max(0.0, (bounds[1] if bounds else 1.0) - 1)
         unit = "CPU rank" if best.runs[0]["cpu_ranks"] else "GPU"
-        one = f"one {unit} is" if best.gpus == 1 else f"{count(best.gpus, unit)} are"
-        said = f"{one} enough: {ranking.label(more[0])} gains at most {most:.1%}"
+        ranks = f"one {unit} is" if best.gpus == 1 else f"{count(best.gpus, unit)} are"
+        text = (
+            f"{ranks} enough: {ranking.label(larger_settings[0])} gains at most {largest_gain:.1%}"
+        )
         return [
-            Message("answer.enough", said, gpus=best.gpus, other=ranking.label(more[0]), most=most)
+            Message(
+                "answer.enough",
+                text,
+                gpus=best.gpus,
+                other=ranking.label(larger_settings[0]),
+                most=largest_gain,
+            )
         ]
 
     @property
-    def _fewer(self) -> list[Message]:
-        """The fastest setting on fewer ranks that runs do not tell to be worse."""
+    def _unclear_fewer_ranks(self) -> list[Message]:
+        """Name the fastest setting on fewer ranks that may be as good as the best one."""
         unit = "CPU ranks" if self.best.runs[0]["cpu_ranks"] else "GPUs"
-        fewer = [self.ranking.label(one) for one in self._not_told if one.gpus < self.best.gpus]
-        if not fewer:
+        labels = [
+            self.ranking.label(setting)
+            for setting in self._indistinguishable
+            if setting.gpus < self.best.gpus
+        ]
+        if not labels:
             return []
-        said = f"but whether {fewer[0]} on fewer {unit} is as fast is not known"
-        return [Message("answer.fewer-ranks", said, setting=fewer[0])]
+        text = f"but whether {labels[0]} on fewer {unit} is as fast is not known"
+        return [Message("answer.fewer-ranks", text, setting=labels[0])]
 
     @cached_property
-    def _not_told(self) -> list[RankedSetting]:
-        """Slower settings whose difference is within noise;
-        none where the best is not clearly faster itself.
+    def _indistinguishable(self) -> list[RankedSetting]:
+        """The slower settings that differ from the best one by no more than noise.
+
+        There are none if the best setting itself is not clearly faster than the one it is compared
+        with.
         """
         ranking = self.ranking
         best = self.best
-        if not self.is_told and self.against is not best:
+        if not self.is_clearly_faster and self.against is not best:
             return []
         slower = ranking.settings[ranking.settings.index(best) + 1 :]
         return [
-            one
-            for one in slower
-            if not (ranking.cheaper(best, one) or ranking.more_accurate(best, one))
+            setting
+            for setting in slower
+            if not (ranking.cheaper(best, setting) or ranking.more_accurate(best, setting))
         ]
 
     @property
     def takes(self) -> Message:
         runs = self.best.counted
         unit = "CPU rank" if runs[0]["cpu_ranks"] else "GPU"
-        mean = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
-        texts = [f"{self.ranking.time(self.best)}{mean} on {count(self.best.gpus, unit)}"]
+        mean_note = f" (mean of {len(runs)} runs)" if len(runs) > 1 else ""
+        texts = [f"{self.ranking.time(self.best)}{mean_note} on {count(self.best.gpus, unit)}"]
         memory, energy = (of_setting(self.best.runs, column) for column in (MEMORY, ENERGY))
         texts += [f"up to {figures.text(MEMORY, memory)} of memory a {unit}"] if memory else []
         texts += [figures.text(ENERGY, energy)] if energy else []
-        other = self.against if self.against is not self.best else None
-        said = ", ".join(texts) + (
-            f"; {self.compared_with} took {self.ranking.time(other)}" if other else ""
+        other_setting = self.against if self.against is not self.best else None
+        text = ", ".join(texts) + (
+            f"; {self.compared_with} took {self.ranking.time(other_setting)}"
+            if other_setting
+            else ""
         )
         return Message(
             "answer.takes",
-            said,
+            text,
             time=self.best.cost,
             unit=self.ranking.unit.name,
             column=self.ranking.column,
@@ -413,26 +476,30 @@ class Answer:
             gpus=self.best.gpus,
             bytes=memory,
             joules=energy,
-            other=other.cost if other else None,
+            other=other_setting.cost if other_setting else None,
         )
 
     @property
     def others(self) -> list[Message]:
-        """Faster settings that were passed over with the reason,
-        then slower ones that runs do not tell to be worse.
+        """Name the faster settings that were passed over, each with the reason.
+
+        Slower settings that may be as good as the best one follow.
         """
         ranking = self.ranking
         lines = list[Message]()
-        quicker = ranking.settings[: ranking.settings.index(self.best)]
-        if quicker:
-            reasons = {ranking.label(one): ", ".join(self._passed_over(one)) for one in quicker}
-            passed = [f"{label} ({reason})" for label, reason in reasons.items()]
-            said = f"Faster, but passed over: {'; '.join(passed[:MOST_OTHERS])}."
-            lines.append(Message("answer.passed-over", said, reasons=reasons))
-        if self._not_told:
-            equal = [*map(ranking.label, self._not_told)]
-            said = f"As good, within noise: {first_few(equal, MOST_OTHERS)}."
-            lines.append(Message("answer.equals", said, settings=equal))
+        faster_settings = ranking.settings[: ranking.settings.index(self.best)]
+        if faster_settings:
+            reasons = {
+                ranking.label(setting): ", ".join(self._passed_over(setting))
+                for setting in faster_settings
+            }
+            passed_over = [f"{label} ({reason})" for label, reason in reasons.items()]
+            text = f"Faster, but passed over: {'; '.join(passed_over[:MAX_ALTERNATIVES])}."
+            lines.append(Message("answer.passed-over", text, reasons=reasons))
+        if self._indistinguishable:
+            labels = [*map(ranking.label, self._indistinguishable)]
+            text = f"As good, within noise: {first_few(labels, MAX_ALTERNATIVES)}."
+            lines.append(Message("answer.equals", text, settings=labels))
         return lines
 
     def _passed_over(self, setting: RankedSetting) -> list[Message]:
@@ -442,8 +509,9 @@ class Answer:
 
     @cached_property
     def command(self) -> str | None:
-        """The command that runs the setting, as a run of its own;
-        None where Hydra left none of its sweep.
+        """The command that runs this setting alone.
+
+        It is None if the sweep's folder does not hold the command of the sweep, which Hydra writes.
         """
         first = self.best.runs[0]
         sweep = [run for run in self.ranking.runs if run.folder.parent == first.folder.parent]
@@ -452,66 +520,67 @@ class Answer:
 
     @cached_property
     def training(self) -> Advice | None:
-        """The command that trains the setting in full and keeps the model;
-        None where nothing is to be recommended.
+        """The command that trains the setting in full and keeps the model.
+
+        It is None if nothing is recommended.
         """
         if self.failings or self.command is None:
             return None
-        command = training_command.offered(self.ranking.runs)
-        does = training_command.keeps(self.best.runs[0]["kind"])
-        return Advice(Message("answer.train", f"`{command}` {does}.", command=command), command)
+        command = training_command.train_command(self.ranking.runs)
+        description = training_command.description(self.best.runs[0]["kind"])
+        return Advice(
+            Message("answer.train", f"`{command}` {description}.", command=command), command
+        )
 
     @property
     def elsewhere(self) -> Advice | None:
-        """Where it should be measured again: runs on CPU ranks say little about GPUs."""
+        """Advice to measure again on GPUs, because runs on CPU ranks say little about them."""
         if not self.best.runs[0]["cpu_ranks"]:
             return None
-        said = (
+        text = (
             "CPU ranks say little about GPUs: the same command on your node says what to run there."
         )
-        return Advice(Message("answer.on-gpus", said), self._sweep)
+        return Advice(Message("answer.on-gpus", text), self._sweep_command)
 
     @property
     def limit(self) -> Advice:
         """What limits the setting."""
-        return self._steps.limit
+        return self._next_steps.limit
 
     @property
     def next(self) -> Advice:
         """What to try next."""
-        return self._steps.next
+        return self._next_steps.next
 
     @property
     def waits(self) -> Advice | None:
-        """That its GPU computes little; None where that is not so, or a diagnosis knows more."""
-        return self._steps.waits
+        """A notice that the GPU computes little; None if it is busy or a diagnosis says more."""
+        return self._next_steps.waits
 
     @cached_property
-    def _steps(self) -> NextSteps:
+    def _next_steps(self) -> NextSteps:
         return NextSteps(
             self.ranking,
             self.best,
             self.command,
             self.failings,
-            self._needed,
+            self._needed_repetitions,
             self.speedup is not None and self.speedup.repeated,
         )
 
     @property
-    def _sweep(self) -> str | None:
+    def _sweep_command(self) -> str | None:
         return next_steps.sweep_of(self.best)
 
 
 def answers(runs: Sequence[Run], mix: bool = False) -> list[Answer]:
-    """The answer for each workload, the one that was measured last first;
-    none where nothing can be ranked.
-    """
-    return [of_ranking(ranking) for ranking in known_rankings(runs, mix)]
+    """Return an answer for each workload that can be ranked, the last measured one first."""
+    return [answer_for(ranking) for ranking in known_rankings(runs, mix)]
 
 
 def sentences(ranking: Ranking) -> RankingSummary:
-    """The answer for the workload of a ranking by time, as `best` says it."""
-    answer = of_ranking(ranking)
+    """Return the lines that `best` prints for a ranking by time."""
+    answer = answer_for(ranking)
     lines = [answer.sentence, *answer.others]
     if answer.waits is not None:
         lines.append(answer.waits.sentence)
@@ -520,9 +589,9 @@ def sentences(ranking: Ranking) -> RankingSummary:
     return RankingSummary(lines, answer.recommended)
 
 
-def recommended_runs(found: Sequence[Answer]) -> list[Run]:
-    """The runs of the settings that are recommended, for tables that mark their rows."""
-    settings = [answer.recommended for answer in found]
+def recommended_runs(answers_shown: Sequence[Answer]) -> list[Run]:
+    """Return the runs of the recommended settings, so that tables can mark their rows."""
+    settings = [answer.recommended for answer in answers_shown]
     runs = []
     for setting in settings:
         if setting is not None:
@@ -530,16 +599,20 @@ def recommended_runs(found: Sequence[Answer]) -> list[Run]:
     return runs
 
 
-def of_ranking(ranking: Ranking) -> Answer:
-    """The answer for a workload, named as in "training: mobilenet_v2 on digits at 48 px"."""
-    _, _, apart = ranking.work.partition(" ")
-    first = ranking.runs[0]
-    size = f" at {first['image_size']} px" if first["image_size"] is not None else ""
+def answer_for(ranking: Ranking) -> Answer:
+    """Return the answer for a workload, named as in "training: mobilenet_v2 on digits at 48 px"."""
+    _, _, distinction = ranking.work.partition(" ")
+    first_run = ranking.runs[0]
+    size = f" at {first_run['image_size']} px" if first_run["image_size"] is not None else ""
     # no roles: a title
-    model, dataset = (figures.text("", first[name]) for name in ("model", "dataset"))
-    what = figures.text("", first["script"]) if first["script"] else f"{model} on {dataset}{size}"
-    work = f"{KINDS[first['kind']].title}: {what}"
-    if apart:
-        work += f" ({apart})"
-    best, against, is_default = recommended.of_ranking(ranking)
+    model, dataset = (figures.text("", first_run[name]) for name in ("model", "dataset"))
+    subject = (
+        figures.text("", first_run["script"])
+        if first_run["script"]
+        else f"{model} on {dataset}{size}"
+    )
+    work = f"{KINDS[first_run['kind']].title}: {subject}"
+    if distinction:
+        work += f" ({distinction})"
+    best, against, is_default = recommended.recommendation(ranking)
     return Answer(work, ranking, best, against, is_default)

@@ -1,8 +1,7 @@
-"""`dashboard`: the runs of a project in W&B as a saved workspace,
-the same again where it is there already.
+"""`dashboard`: show the runs of a W&B project in a saved workspace, which later calls replace.
 
-Its sections have bars of all figures (`multicard.records.figures`) and figures against each other.
-W&B itself adds a panel for every key over steps, epochs and seconds.
+The sections of the workspace have bars of all figures (`multicard.records.figures`), and plots of
+figures against each other. W&B itself adds a panel for every key over steps, epochs and seconds.
 """
 
 import hashlib
@@ -27,7 +26,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import figures, run_folder
 from multicard.records.figures import ALL, FIGURES, LLM, VISION, Figure
 
-MOST_RUNS = 100  # in a panel
+MAX_RUNS = 100  # The most runs that a panel shows.
 NAME = "multicard"
 FASTEST = "Which is fastest"
 SCALING = "Scaling and efficiency"
@@ -35,22 +34,25 @@ LEARNING = "Learning"
 MEMORY = "Memory and bytes"
 ENERGY = "Energy"
 PHASES = "Where the time goes"
-OPEN = (FASTEST, SCALING)
+OPEN_SECTIONS = (FASTEST, SCALING)
 PARTS_OF_TIME = ("startup_s", "train_s", "evaluate_s", "compile_s")
-PINNED = [
+PINNED_COLUMNS = [
     "summary:status",
     "config:gpus.value",
     "config:precision.value",
     "summary:total_s",
     "summary:cause.message",
 ]
-# tags of runs that are no results
-UNSHOWN = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")
-FILTER = f"Tags() not in [{', '.join(map(repr, UNSHOWN))}]"  # a run that still trains has none
-# type, name (W&B's id, by which a later upload finds it), displayName, description and spec
+# The tags of runs that have no result.
+HIDDEN_TAGS = (*(status for status in run_folder.STATUSES if status != "ok"), "probe")
+FILTER = (
+    f"Tags() not in [{', '.join(map(repr, HIDDEN_TAGS))}]"  # A run that still trains has no tag.
+)
+# A view has type, name, displayName, description and spec. Its name is W&B's id, by which a later
+# upload finds it.
 View = dict[str, Any]
-ELSE = Message("dashboard.without", "`--dry-run FILE` writes the dashboard without W&B")
-FIND_VIEW = """
+WITHOUT_WANDB = Message("dashboard.without", "`--dry-run FILE` writes the dashboard without W&B")
+FIND_VIEW_QUERY = """
 query FindView($entityName: String, $projectName: String, $type: String, $viewName: String) {
   project(name: $projectName, entityName: $entityName) {
     allViews(viewType: $type, viewName: $viewName) { edges { node { id name } } }
@@ -60,14 +62,14 @@ query FindView($entityName: String, $projectName: String, $type: String, $viewNa
 
 
 def make(entity: str | None, project: str, dry_run: Path | None) -> str:
-    """Make a workspace, or write its specification to the file `dry_run` without asking W&B;
-    return a line about it.
+    """Make a workspace and return a line about it.
 
     Args:
         entity: a user or team of W&B; None for the account's default.
+        dry_run: a file to write the workspace's specification to, without asking W&B.
 
     Raises:
-        ValueError: no server, login or project.
+        ValueError: there is no server, login or project.
     """
     view = workspace()
     if dry_run is None:
@@ -83,8 +85,10 @@ def make(entity: str | None, project: str, dry_run: Path | None) -> str:
 
 
 def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
-    """The keys of a figure in a run's summary, which kinds may call otherwise;
-    raises ValueError without any.
+    """Return the keys of a figure in a run's summary, which may differ by kind.
+
+    Raises:
+        ValueError: W&B has no such figure.
     """
     figure = FIGURES.get(column)
     keys = list[str]()
@@ -102,55 +106,58 @@ def summary_keys(column: str, kinds: Sequence[str] = ALL) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _title(column: str) -> str:
-    """A figure in words with the unit in which W&B shows it: "Peak memory (bytes)"."""
+def _figure_title(column: str) -> str:
+    """Return a figure's title with the unit in which W&B shows it: "Peak memory (bytes)"."""
     words = FIGURES[column].title
     unit = FIGURES[column].unit.name
     return words[:1].upper() + words[1:] + (f" ({unit})" if unit else "")
 
 
 def bars(title: str, metrics: Sequence[str], by: str | None = None) -> wr.BarPlot:
-    """A bar for each run; with `by`, a key of the configuration,
-    the mean of the runs of each value and their range.
+    """Return a bar for each run.
+
+    With `by`, a key of the configuration, each value of it has a bar with the mean and the range.
     """
-    grouped = (
+    grouping = (
         {"groupby": wr.Config(by), "groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
         if by
         else {}
     )
-    most = {"max_runs_to_show": MOST_RUNS, "max_bars_to_show": MOST_RUNS}
-    return wr.BarPlot(title=title, metrics=list(metrics), **most, **grouped)
+    maxima = {"max_runs_to_show": MAX_RUNS, "max_bars_to_show": MAX_RUNS}
+    return wr.BarPlot(title=title, metrics=list(metrics), **maxima, **grouping)
 
 
 def measure(column: str, by: str | None = None) -> wr.BarPlot:
-    return bars(_title(column) + (f" by {by}" if by else ""), summary_keys(column), by)
+    return bars(_figure_title(column) + (f" by {by}" if by else ""), summary_keys(column), by)
 
 
 def points(y: str, x: str, kind: str) -> wr.ScatterPlot:
-    """A figure of a kind of run against another, or against GPUs:
-    ideal scaling is straight on logarithmic axes.
+    """Plot a figure of a kind of run against another figure, or against GPUs.
+
+    Axes against GPUs are logarithmic, so that ideal scaling is a straight line.
     """
     (y_key,) = summary_keys(y, [kind])
     scales = x == "gpus" or None
-    words = "GPUs" if scales else _title(x)[:1].lower() + _title(x)[1:]
+    words = "GPUs" if scales else _figure_title(x)[:1].lower() + _figure_title(x)[1:]
     x_axis = wr.Config(x) if scales else wr.SummaryMetric(*summary_keys(x, [kind]))
-    both = f"{_title(y)} against {words}"
+    title = f"{_figure_title(y)} against {words}"
     return wr.ScatterPlot(
-        title=both, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales
+        title=title, x=x_axis, y=wr.SummaryMetric(y_key), log_x=scales, log_y=scales
     )
 
 
-def _identified(place: str, panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with ids that their `place` says,
-    so that the same dashboard has the same specification.
+def _with_ids(place: str, panels: Sequence[Panel]) -> list[Panel]:
+    """Give the panels ids that depend only on `place`.
+
+    The same dashboard then has the same specification.
     """
     for number, panel in enumerate(panels):
-        panel._id = _identifier(f"{place}/{number}")  # pyright: ignore[reportAttributeAccessIssue] - no UnknownPanel
+        panel._id = _id_of(f"{place}/{number}")  # pyright: ignore[reportAttributeAccessIssue] - no UnknownPanel
     return list(panels)
 
 
-def _identifier(name: str) -> str:
-    """11 digits that W&B takes as an id, the same for the same name."""
+def _id_of(name: str) -> str:
+    """Return 11 digits that W&B takes as an id and that depend only on the name."""
     return hashlib.sha256(name.encode()).hexdigest()[:11]
 
 
@@ -158,42 +165,48 @@ def workspace() -> View:
     runs = ws.RunsetSettings(
         filters=FILTER,
         order=[expr.Ordering(expr.Summary("total_s"), ascending=True)],
-        pinned_columns=PINNED,
+        pinned_columns=PINNED_COLUMNS,
     )
     layout = ws.SectionLayoutSettings(columns=3, rows=2)
-    shown = [
+    sections_shown = [
         ws.Section(
-            name=name, panels=_identified(name, own), is_open=name in OPEN, layout_settings=layout
+            name=name,
+            panels=_with_ids(name, panels),
+            is_open=name in OPEN_SECTIONS,
+            layout_settings=layout,
         )
-        for name, own in sections().items()
+        for name, panels in sections().items()
     ]
-    made = ws.Workspace(
+    new_workspace = ws.Workspace(
         entity="",
         project="",
         name=NAME,
-        sections=shown,
-        settings=ws.WorkspaceSettings(max_runs=MOST_RUNS),
+        sections=sections_shown,
+        settings=ws.WorkspaceSettings(max_runs=MAX_RUNS),
         runset_settings=runs,
         auto_generate_panels=True,
     )
-    spec = json.loads(made._to_model().spec.model_dump_json(by_alias=True, exclude_none=True))
-    # W&B's library draws one for each process
-    spec["section"]["runSets"][0]["id"] = _identifier("run set")
-    about = "made by python -m analysis dashboard"
-    name = f"nw-{_identifier(NAME)}-v"
+    spec = json.loads(
+        new_workspace._to_model().spec.model_dump_json(by_alias=True, exclude_none=True)
+    )
+    # W&B's library draws a random id in each process.
+    spec["section"]["runSets"][0]["id"] = _id_of("run set")
+    description = "made by python -m analysis dashboard"
+    name = f"nw-{_id_of(NAME)}-v"
     return {
         "type": "project-view",
         "name": name,
         "displayName": NAME,
-        "description": about,
+        "description": description,
         "spec": spec,
     }
 
 
 def section_of(figure: Figure) -> str | None:
-    """The section with the bars of a figure; None for counts, by which nothing is judged, and for
-    what W&B does not
-    have: it is derived of a whole record.
+    """Return the section with the bars of a figure, or None if it has none.
+
+    Counts have none, because they do not judge a run. Figures that are derived from a whole record
+    have none, because W&B lacks them.
     """
     if figure.keys == {}:
         return None
@@ -209,16 +222,14 @@ def section_of(figure: Figure) -> str | None:
 
 
 def sections() -> dict[str, Sequence[Panel]]:
-    """The panels of each section: bars of every figure in the section that suits it,
-    and figures against each other.
-    """
-    own = {
+    """Return the panels of each section: bars of its figures, and figures against each other."""
+    bars_by_section = {
         section: [
             measure(name) for name, figure in FIGURES.items() if section_of(figure) == section
         ]
         for section in (FASTEST, LEARNING, MEMORY, ENERGY, PHASES)
     }
-    against = [
+    trade_offs = [
         *(points(figures.LEARNING[kind][0], "total_s", kind) for kind in (VISION, LLM)),
         points("peak_memory_bytes", "total_s", VISION),
     ]
@@ -237,50 +248,52 @@ def sections() -> dict[str, Sequence[Panel]]:
     phases = [*(f"phases_s.{phase}" for phase in timing.PHASES), "data_s"]
     importance = wr.ParameterImportancePlot(with_respect_to=summary_keys("total_s")[0])
     return {
-        FASTEST: [*own[FASTEST], *against, importance],
+        FASTEST: [*bars_by_section[FASTEST], *trade_offs, importance],
         SCALING: scaling,
-        **{section: own[section] for section in (LEARNING, MEMORY)},
-        ENERGY: [*own[ENERGY], points("energy_joules", "total_s", "vision")],
-        PHASES: [bars("Parts of a step, mean (s)", phases), *own[PHASES]],
+        **{section: bars_by_section[section] for section in (LEARNING, MEMORY)},
+        ENERGY: [*bars_by_section[ENERGY], points("energy_joules", "total_s", "vision")],
+        PHASES: [bars("Parts of a step, mean (s)", phases), *bars_by_section[PHASES]],
     }
 
 
 def send(view: View, entity: str | None, project: str) -> str:
-    """Make or replace a workspace of a user or team (None: the account's default);
-    return a line with its address.
+    """Make or replace a workspace of a user or team, and return a line with its address.
+
+    Args:
+        entity: the user or team; None for the account's default.
 
     Raises:
-        ValueError: no server, no login, no such project that the account may see,
-            or the server refuses the workspace.
+        ValueError: there is no server or login, the account cannot see the project, or the server
+            refuses the workspace.
     """
     url = wandb.setup().settings.base_url
-    if (why := network.problem(url)) is not None:
+    if (problem := network.problem(url)) is not None:
         raise Refusal(
             "dashboard.no-server",
-            f"cannot reach {url} ({why}); {ELSE}",
+            f"cannot reach {url} ({problem}); {WITHOUT_WANDB}",
             url=url,
-            why=why,
-            remedy=ELSE,
+            why=problem,
+            remedy=WITHOUT_WANDB,
         )
     try:
-        return _sent(url, view, entity, project)
+        return _send_to(url, view, entity, project)
     except ValueError:
         raise
-    except Exception as error:  # W&B raises many kinds
-        first, *_ = str(error).splitlines() or [""]
-        said = f"W&B failed ({type(error).__name__}: {first}); {ELSE}"
-        raise Refusal("dashboard.failed", said, error=first, remedy=ELSE) from error
+    except Exception as error:  # W&B raises many kinds of errors.
+        first_line, *_ = str(error).splitlines() or [""]
+        text = f"W&B failed ({type(error).__name__}: {first_line}); {WITHOUT_WANDB}"
+        raise Refusal("dashboard.failed", text, error=first_line, remedy=WITHOUT_WANDB) from error
 
 
-def _sent(url: str, view: View, entity: str | None, project: str) -> str:
+def _send_to(url: str, view: View, entity: str | None, project: str) -> str:
     if (
         wbauth.authenticate_session(
             host=url, source="dashboard", prompt=False, update_session=False
         )
         is None
     ):
-        said = f"no login at {url}: `wandb login` makes one; {ELSE}"
-        raise Refusal("dashboard.no-login", said, url=url, remedy=ELSE)
+        text = f"no login at {url}: `wandb login` creates one; {WITHOUT_WANDB}"
+        raise Refusal("dashboard.no-login", text, url=url, remedy=WITHOUT_WANDB)
     api = wandb.Api()
     owner = entity or api.default_entity
     if owner is None:
@@ -290,21 +303,23 @@ def _sent(url: str, view: View, entity: str | None, project: str) -> str:
             key="--entity",
         )
     place = {"entityName": owner, "projectName": project}
-    sought = place | {"type": view["type"], "viewName": view["name"]}
-    found = execute_graphql(api, FIND_VIEW, sought)["project"]
-    if found is None:
+    query = place | {"type": view["type"], "viewName": view["name"]}
+    project_found = execute_graphql(api, FIND_VIEW_QUERY, query)["project"]
+    if project_found is None:
         raise Refusal(
             "dashboard.no-project",
             f"this account can see no project {owner}/{project}: check --entity and --project; the"
-            " first run that is uploaded makes it (`tracker.mode=online`)",
+            " first uploaded run creates it (`tracker.mode=online`)",
             key="--project",
             project=f"{owner}/{project}",
         )
-    nodes = [edge["node"] for edge in found["allViews"]["edges"]]
-    known = next(({"id": node["id"]} for node in nodes if node["name"] == view["name"]), {})
-    execute_graphql(api, gql.upsert_view, place | view | {"spec": json.dumps(view["spec"])} | known)
+    nodes = [edge["node"] for edge in project_found["allViews"]["edges"]]
+    known_id = next(({"id": node["id"]} for node in nodes if node["name"] == view["name"]), {})
+    execute_graphql(
+        api, gql.upsert_view, place | view | {"spec": json.dumps(view["spec"])} | known_id
+    )
     address = f"{get_app_url(api).rstrip('/')}/{quote(owner)}/{quote(project)}"
     address += f"?nw={view['name'].removeprefix('nw-').removesuffix('-v')}"
-    if known:
+    if known_id:
         return Message("dashboard.replaced", f"replaced {address}", address=address)
     return Message("dashboard.made", f"made {address}", address=address)

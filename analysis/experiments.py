@@ -1,8 +1,8 @@
-"""The papers' tables and figures as `conf/experiment/` has them, and the runs that fill one.
+"""Load the papers' tables and figures from `conf/experiment/`, and find the runs that fill them.
 
 A run of any name counts for an experiment: it need not have been started by `experiment=table2`.
-Runs that agree in all but what the experiment sweeps, and in all but the seed, form a panel.
-Another image size, scale, machine or commit is another panel, never a second figure in a cell.
+The runs of a panel agree in everything except the seed and what the experiment sweeps. Another
+image size, scale, machine or commit makes another panel, never a second figure in a cell.
 """
 
 import argparse
@@ -30,33 +30,32 @@ from .runs.load import Run
 from .stats.between_runs import RepeatedRuns
 
 FOLDER = CONF / "experiment"
-# by option of `profile`, which no record names, the column of runs
+# The value of the runs' column for each option of `profile`. No record names the option itself.
 TRACING = {"none": False, "whole": True}
 
-# a table or figure by its number, and those that an experiment's title names
+# A table or figure by its number, and the ones that an experiment's title names.
 NUMBERED = re.compile(r"(?:table|tab|figure|fig)?[. _-]*(\d+)", re.IGNORECASE)
 PRINTED_AS = re.compile(r"(Table|Figs?\.) (\d+)(?: (?:to|and) (\d+))?")
-EFFICIENCY = "efficiency"  # the speed-up over one GPU / GPUs
+EFFICIENCY = "efficiency"  # The speed-up over one GPU / GPUs.
 
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a table or figure is laid out: `hydra.experiment.view` of an experiment's file.
 
-    subject: the swept column that it is about; a panel has several values of it.
-    x: the swept column along the horizontal axis; each combination of the others is a series.
+    subject: the swept column that it is about. A panel has several values of it.
+    x: the swept column along the horizontal axis. Each combination of the others is a series.
     measures: the columns (of `python -m analysis list --csv`) to show, the main one first, and
-    EFFICIENCY. None for
-        `calls` and `shares`, which show the metrics of profiles; `curves` shows epochs.
-    base: the value of `subject` that the others are compared with; by column, where it has a value
-    in several.
-    saved: the share of the base's time that a cell saves is shown instead of its speed-up.
-    timelines: the GPUs over the time of each run of the fullest panel are drawn too.
-    form: `lines`, `bars`, `curves` over epochs, `calls` (metrics of profiles in seconds and in
-    percent of the profiled
-        time) or `shares` (the same in percent alone),
-        `copies` (bytes of each kind of copy, of runs with a profile, beside bars of the measures).
-    metrics: of profiles, that the paper's figure shows;
-    by default those of the papers' other figures.
+        EFFICIENCY. It is empty for `calls` and `shares`, which show metrics of profiles. `curves`
+        show epochs.
+    base: the value of `subject` that the others are compared with. It is a dictionary by column if
+        there are base values in several columns.
+    saved: show which share of the base's time a cell saves, instead of its speed-up.
+    timelines: also draw the GPUs over the time of each run of the fullest panel.
+    form: `lines`, `bars` or `curves` over epochs; `calls` (metrics of profiles in seconds and in
+        percent of the profiled time) or `shares` (only in percent); `copies` (bytes of each kind of
+        copy in runs with a profile, besides bars of the measures).
+    metrics: the metrics of profiles that the paper's figure shows. By default they are the ones in
+        the papers' other figures.
     """
 
     subject: str
@@ -80,24 +79,23 @@ class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def base_values(self) -> dict[str, Any]:
-        return (
-            self.base
-            if isinstance(self.base, dict)
-            else {}
-            if self.base is None
-            else {self.subject: self.base}
-        )
+        if self.base is None:
+            return {}
+        if isinstance(self.base, dict):
+            return self.base
+        return {self.subject: self.base}
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A file of conf/experiment.
 
-    title: its first comment: which table or figure, and the question it answers.
-    swept: column to the paper's values, in their order; a group under its own name (`precision`).
-    chosen: group to the option that it sets for all cells.
-    fixed: column to the value that it sets for all cells.
-    excluded: swept columns and values of cells that cannot be.
+    title: its first comment: the table or figure, and the question that it answers.
+    swept: the paper's values of each column, in their order. A group has its own name
+        (`precision`).
+    chosen: the option that it sets for all cells, by group.
+    fixed: the value that it sets for all cells, by column.
+    excluded: values of swept columns whose cells are impossible.
     """
 
     name: str
@@ -110,26 +108,35 @@ class Experiment:
     fixed: dict[str, Any] = field(default_factory=dict)
 
     def has(self, cell: Cell) -> bool:
-        """True if it measures a cell of its axes."""
+        """Return True if the experiment measures this cell of its axes."""
         return not any(entry.items() <= dict(cell).items() for entry in self.excluded)
 
     def prints(self, cell: Mapping[str, Any]) -> bool:
-        """True if the papers have a cell, or cells like this part of one."""
-        inside = all(
+        """Return True if the papers print a figure for this cell, or for cells that it is part of.
+
+        The cell may lack swept columns.
+        """
+        is_in_grid = all(
             value in self.swept[column] for column, value in cell.items() if column in self.swept
         )
-        return inside and not any(entry.items() <= cell.items() for entry in self.papers.beyond)
+        return is_in_grid and not any(entry.items() <= cell.items() for entry in self.papers.beyond)
 
     def follows(self, column: str, axis: str) -> bool:
-        """True if a column has one value for each of an axis, as the template of a data set."""
-        pairs = [
-            [self.has(((axis, value), (column, own))) for own in self.swept[column]]
+        """Return True if a column has one value for each value of an axis.
+
+        For example, each data set has one template.
+        """
+        is_measured = [
+            [
+                self.has(((axis, value), (column, value_of_column)))
+                for value_of_column in self.swept[column]
+            ]
             for value in self.swept[axis]
         ]
-        return all(sum(there) == 1 for there in pairs)
+        return all(sum(measured_values) == 1 for measured_values in is_measured)
 
     def order(self, cell: Cell) -> list[tuple[int, float, str]]:
-        """The sort key of a cell: numbers by their size, all else in the paper's order."""
+        """Return the sort key of a cell: numbers by size, other values in the paper's order."""
         keys = []
         for column, value in cell:
             values = self.swept[column]
@@ -149,13 +156,13 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Panel:
-    """Runs of one machine, commit and setting, by what the experiment sweeps.
+    """The runs of one machine, commit and setting, by what the experiment sweeps.
 
-    cells: swept columns and values to the runs there, of any status; seeds repeat a cell.
-    missing: cells of the paper's grid without a run.
-    repeated: of all runs at hand.
-    apart: what tells it from the other panels of the experiment, as it would be typed;
-    empty for a single panel.
+    cells: the runs, of any status, by swept columns and values. Seeds repeat a cell.
+    missing: the cells of the paper's grid without a run.
+    repeated: how runs differ, learnt from all runs that were read.
+    apart: what distinguishes it from the other panels of the experiment, as it would be typed. It
+        is empty for a single panel.
     """
 
     experiment: Experiment
@@ -175,18 +182,19 @@ class Panel:
         return list(chain.from_iterable(self.cells.values()))
 
     def values(self, column: str) -> list[Any]:
-        """The measured values of a swept column, the paper's values in their order first."""
+        """Return the measured values of a swept column; the paper's come first, in their order."""
         measured = {dict(cell)[column] for cell in self.cells}
-        known = self.experiment.swept[column]
+        printed_values = self.experiment.swept[column]
         return [
-            *(value for value in known if value in measured),
-            *sorted(measured - {*known}, key=str),
+            *(value for value in printed_values if value in measured),
+            *sorted(measured - {*printed_values}, key=str),
         ]
 
 
 def names() -> list[str]:
-    """All experiments that have a view: those of training first, tables before figures,
-    by their numbers.
+    """Return all experiments that have a view.
+
+    Experiments on training come first. Tables come before figures, each by number.
     """
 
     def place(name: str) -> tuple[int, bool, int, bool, str]:
@@ -201,7 +209,11 @@ def names() -> list[str]:
 
 
 def not_by_number(text: str) -> str:
-    """The name of an experiment; refused where it is the number of a table or figure, `fig16`."""
+    """Return an experiment's name.
+
+    Raises:
+        ArgumentTypeError: it is the number of a table or figure, such as `fig16`.
+    """
     number = NUMBERED.fullmatch(text)
     if number is None or (FOLDER / f"{text}.yaml").is_file():
         return text
@@ -209,24 +221,30 @@ def not_by_number(text: str) -> str:
     commands = []
     for name in names():
         title = load(name).title.partition(":")[0]
-        for found in PRINTED_AS.finditer(title if title.startswith(("Table", "Fig")) else ""):
-            kind = "table" if found[1] == "Table" else "figure"
-            first = int(found[2])
-            if kind in kinds and first <= int(number[1]) <= int(found[3] or first):
+        for match in PRINTED_AS.finditer(title if title.startswith(("Table", "Fig")) else ""):
+            kind = "table" if match[1] == "Table" else "figure"
+            first_number = int(match[2])
+            if kind in kinds and first_number <= int(number[1]) <= int(match[3] or first_number):
                 commands.append(f"{typed('-m analysis')} {kind} {name}")
     commands = [*dict.fromkeys(commands)]
     if not commands:
-        return text  # `load` says which there are
+        return text  # `load` refuses it and lists the names.
     use = ", or ".join(f"`{command}`" for command in commands)
     raise argparse.ArgumentTypeError(
-        Message("analysis.by-number", f"{text}: is by its name here; use {use}", near=commands)
+        Message(
+            "analysis.by-number",
+            f"{text}: experiments are chosen by name, not by number; use {use}",
+            near=commands,
+        )
     )
 
 
 @cache
 def load(name: str) -> Experiment:
-    """The experiment of that name; raises ValueError where there is none,
-    or its file has no view.
+    """Load the experiment of a name.
+
+    Raises:
+        ValueError: there is no such experiment, or its file has no view.
     """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
@@ -238,8 +256,8 @@ def load(name: str) -> Experiment:
         )
     texts = _texts(path)
     contents = [msgspec.yaml.decode(text) for text in texts]
-    own = contents[-1]["hydra"].get("experiment", {})
-    if "view" not in own:
+    settings = contents[-1]["hydra"].get("experiment", {})
+    if "view" not in settings:
         raise Refusal(
             "analysis.no-view",
             f"{path} has no hydra.experiment.view, which says what its table shows",
@@ -252,7 +270,7 @@ def load(name: str) -> Experiment:
         if line.startswith("# ") and "@package" not in line
     )
     axes = contents[-1]["hydra"]["sweeper"]["params"]
-    # typed: 2 is a number
+    # YAML gives the values their types: 2 is a number.
     params = {key: tuple(msgspec.yaml.decode(f"[{values}]")) for key, values in axes.items()}
     if "profile" in params:
         params = {
@@ -268,9 +286,9 @@ def load(name: str) -> Experiment:
         for key, option in entry.items():
             options[key.removeprefix("override /")] = option
     chosen = {group: option for group, option in options.items() if group not in swept}
-    kind = next(name for name, kind in KINDS.items() if kind.entry == own["entry"])
-    excluded = tuple(own.get("exclude", ()))
-    view = msgspec.convert(own["view"], View)
+    kind = next(name for name, kind in KINDS.items() if kind.entry == settings["entry"])
+    excluded = tuple(settings.get("exclude", ()))
+    view = msgspec.convert(settings["view"], View)
     values = chain.from_iterable(flat(content).items() for content in contents)
     fixed = {
         key: value for key, value in values if key.partition(".")[0] not in ("defaults", "hydra")
@@ -279,17 +297,18 @@ def load(name: str) -> Experiment:
 
 
 def _texts(path: Path) -> list[str]:
-    """The text of an experiment's file, after those of the
-    files in `shared/` that it takes over.
+    """Return the texts of the files in `shared/` that an experiment takes over, and its own text.
+
+    Its own text is the last one.
     """
     text = path.read_text()
-    shared = [
+    shared_names = [
         entry for entry in msgspec.yaml.decode(text).get("defaults", ()) if isinstance(entry, str)
     ]
-    parts = []
-    for entry in shared:
-        parts.extend(_texts(path.parent / f"{entry}.yaml"))
-    return [*parts, text]
+    shared_texts = []
+    for entry in shared_names:
+        shared_texts.extend(_texts(path.parent / f"{entry}.yaml"))
+    return [*shared_texts, text]
 
 
 def panels(
@@ -299,97 +318,110 @@ def panels(
     repeated: RepeatedRuns | None = None,
     named: bool = False,
 ) -> list[Panel]:
-    """The runs that fill an experiment, in panels; those with the most cells first,
-    of these the most alike to it.
+    """Return the runs that fill an experiment, in panels.
+
+    Panels with the most cells come first. Among equals, the one most like the experiment is first.
 
     Args:
-        repeated: how `runs` differ, where that is used for several experiments.
-        named: the user asks for this experiment: where no panel compares anything yet, those with a
-            cell of its grid are shown.
+        repeated: how `runs` differ, to share it between several experiments.
+        named: the user asks for this experiment. If no panel compares anything yet, panels with a
+            cell of its grid are returned.
     """
     repeated = repeated or RepeatedRuns(runs)
-    own = [run for run in runs if _belongs(run, experiment)]
-    if not own:
+    own_runs = [run for run in runs if _belongs(run, experiment)]
+    if not own_runs:
         return []
-    settings = grouping.settings(own)
+    settings = grouping.settings(own_runs)
     columns = {key: grouping.meant(key, settings) for key in experiment.swept}
     swept = {grouping.RECIPE}.union(*columns.values())
     swept |= {grouping.PROFILER} if grouping.TRACED in experiment.swept else set()
-    mixed = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
-    keys = [name for name in settings if name not in {*swept, *mixed}]
-    groups = grouping.group(own, [*keys, *([] if mix else grouping.ORIGIN)])
+    data_columns = [DATA] if DATA in settings and grouping.have_data(experiment.swept) else []
+    keys = [name for name in settings if name not in {*swept, *data_columns}]
+    groups = grouping.group(own_runs, [*keys, *([] if mix else grouping.ORIGIN)])
     if not mix:
-        groups = grouping.split(groups, list(experiment.swept), mixed)
+        groups = grouping.split(groups, list(experiment.swept), data_columns)
     for option, names in columns.items():
-        others = set[str]().union(*(columns[key] for key in columns if key != option))
-        own_keys = [name for name in names if name.startswith(f"{option}.") and name not in others]
+        keys_of_others = set[str]().union(*(columns[key] for key in columns if key != option))
+        own_keys = [
+            name for name in names if name.startswith(f"{option}.") and name not in keys_of_others
+        ]
         groups = grouping.split_options(groups, option, own_keys)
     candidates = [_panel(experiment, setting, runs, repeated) for setting, runs in groups.items()]
-    several = [panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1]
-    if named and not several:
-        several = [
+    compared_panels = [
+        panel for panel in candidates if len(panel.values(experiment.view.subject)) > 1
+    ]
+    if named and not compared_panels:
+        compared_panels = [
             panel
             for panel in candidates
             if any(_is_of_grid(cell, experiment) for cell in panel.cells)
         ]
     fixed = experiment.fixed.items()
-    several.sort(
+    compared_panels.sort(
         key=lambda panel: (-len(panel.cells), -sum(setting in fixed for setting in panel.setting))
     )
     order = sorted(
         grouping.keys_of(groups),
         key=lambda key: (key in grouping.ORIGIN, key != "scale", "." in key),
     )
-    telling = grouping.telling([dict(panel.setting) for panel in several], order)
-    return [replace(panel, apart=grouping.label(panel.setting, telling)) for panel in several]
+    distinguishing_keys = grouping.telling(
+        [dict(panel.setting) for panel in compared_panels], order
+    )
+    return [
+        replace(panel, apart=grouping.label(panel.setting, distinguishing_keys))
+        for panel in compared_panels
+    ]
 
 
 def fullest(candidates: Sequence[Panel]) -> tuple[list[Panel], list[Panel]]:
-    """The panels to show by default, and the rest.
+    """Return the panels to show by default, and the rest.
 
-    Where the first is complete, the complete ones; else those with at least half of its cells.
-    Other sweeps share a few cells with an experiment, and would bury its own panels.
+    If the first panel is complete, all complete panels are shown. Otherwise, panels with at least
+    half of its cells are shown. Other sweeps may share a few cells with an experiment, and would
+    bury its own panels.
     """
-    first = candidates[0]
+    first_panel = candidates[0]
 
-    def full(panel: Panel) -> bool:
-        return 2 * len(panel.cells) >= len(first.cells) if first.missing else not panel.missing
+    def is_shown(panel: Panel) -> bool:
+        if first_panel.missing:
+            return 2 * len(panel.cells) >= len(first_panel.cells)
+        return not panel.missing
 
-    return [panel for panel in candidates if full(panel)], [
-        panel for panel in candidates if not full(panel)
-    ]
+    shown_panels = [panel for panel in candidates if is_shown(panel)]
+    other_panels = [panel for panel in candidates if not is_shown(panel)]
+    return shown_panels, other_panels
 
 
 def _belongs(run: Run, experiment: Experiment) -> bool:
     if run["kind"] != experiment.kind or run["status"] == "refused":
         return False
-    # a data set may lack a key
+    # Nested columns may be absent: a data set may lack a key.
     if any(run[column] is None for column in experiment.swept if "." not in column):
         return False
     if grouping.TRACED in experiment.swept:
         if run[grouping.PROFILER] != (grouping.AROUND if run[grouping.TRACED] else "none"):
-            # another profiler than the papers', or one that is attached and records nothing
+            # The papers used another profiler, or this one is attached but records nothing.
             return False
     elif (
         run[grouping.TRACED]
         if not experiment.view.of_profiles
         else run[grouping.PROFILER] in (None, "none")
     ):
-        return False  # the times of a training that was traced are not those of the training alone
+        return False  # Tracing adds to the times of a training.
     if (
         grouping.ranks(run) == 1
         and run["method.single_device"]
         and run[grouping.RECIPE] == run["method.distributed"]
     ):
-        return False  # recipe=distributed: a cell of one GPU is of the recipe for one
-    # Another data set, or the device of scale=smoke, may differ,
-    # which the titles of the panels then say
-    defining = {
+        return False  # With recipe=distributed: a cell of one GPU uses the recipe for one.
+    # Another data set, or the device of scale=smoke, may differ. The titles of the panels then say
+    # so.
+    defining_options = {
         group: option
         for group, option in experiment.chosen.items()
         if Role.defining in schema.of(group)
     }
-    return all(run[group] == option for group, option in defining.items())
+    return all(run[group] == option for group, option in defining_options.items())
 
 
 def _panel(
@@ -405,11 +437,12 @@ def _is_of_grid(cell: Cell, experiment: Experiment) -> bool:
 
 
 def _missing(experiment: Experiment, cells: dict[Cell, list[Run]]) -> list[Cell]:
-    """The cells of the paper's grid without a run; along a column without any of its values,
-    of the measured ones.
+    """Return the cells of the paper's grid without a run.
+
+    If none of a column's values was measured, its measured values take their place.
     """
     columns = []
     for key, values in experiment.swept.items():
-        measured = {dict(cell)[key] for cell in cells}  # scale=smoke has other image sizes
+        measured = {dict(cell)[key] for cell in cells}  # With scale=smoke, image sizes differ.
         columns.append([(key, value) for value in (values if measured & {*values} else measured)])
     return [cell for cell in product(*columns) if cell not in cells and experiment.has(cell)]

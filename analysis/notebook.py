@@ -1,9 +1,9 @@
 """Runs in Python and in notebooks: what `multicard.load` returns.
 
-Methods are the commands of `python -m analysis`, with their arguments and their refusals (a
-ValueError). What they return prints as the command does, shows tables in a notebook, and gives its
-values as Arrow or pandas. Units are in the
-names of columns: seconds (`_s`), bytes (`_bytes`), joules; accuracies and shares are from 0 to 1.
+The methods are the commands of `python -m analysis`, with their arguments and their refusals (a
+ValueError). Their results print as the commands do, show tables in a notebook, and convert to Arrow
+or pandas. Names of columns have their units: seconds (`_s`), bytes (`_bytes`), joules. Accuracies
+and shares are from 0 to 1.
 """
 
 import argparse
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from .answers import Answer
 
-ARGUMENTS = (  # options in refusals, as what is written in Python
+# Patterns that turn the options in a refusal into Python arguments.
+ARGUMENT_PATTERNS = (
     (r"--(common|mix)\b", r"\1=True"),
     (r"--by ([\w.,]*\w)", r'by="\1"'),
     ("--price ", "price="),
@@ -46,27 +47,34 @@ ARGUMENTS = (  # options in refusals, as what is written in Python
     ("--sort", "sort"),
     ("`[^`]* list --csv FILE` writes", "`to_arrow()` has"),
 )
-KEYS = {"--where": "condition"}  # arguments that are called otherwise than their options
+RENAMED_KEYS = {"--where": "condition"}  # Arguments whose names differ from their options.
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Refusals in which an option is the argument of the
-    same name: `--by layout` is by="layout".
+def python_refusals() -> Iterator[None]:
+    """Word refusals for Python: an option becomes the argument of the same name.
+
+    For example, `--by layout` becomes by="layout".
     """
     try:
         yield
     except Refusal as refusal:
-        said = str(refusal.message.sentence)
-        for option, argument in ARGUMENTS:
-            said = re.sub(option, argument, said)
-        key = None if refusal.key is None else KEYS.get(refusal.key, refusal.key.removeprefix("--"))
-        raise refusal.reworded(said, key) from None
+        text = str(refusal.message.sentence)
+        for option, argument in ARGUMENT_PATTERNS:
+            text = re.sub(option, argument, text)
+        key = (
+            None
+            if refusal.key is None
+            else RENAMED_KEYS.get(refusal.key, refusal.key.removeprefix("--"))
+        )
+        raise refusal.reworded(text, key) from None
 
 
 class ShownOutput:
-    """What a command found: its lines in a terminal, its tables in a notebook,
-    its rows as Arrow and pandas.
+    """The output of a command.
+
+    It shows lines in a terminal and tables in a notebook, and converts its rows to Arrow and
+    pandas.
     """
 
     def __init__(self, output: Output) -> None:
@@ -77,12 +85,12 @@ class ShownOutput:
         return [*self._output.rows]
 
     def to_arrow(self) -> pa.Table:
-        """The values, typed; null where there is none."""
+        """Return the values with their types; a missing value is null."""
         names = self._output.columns or dict.fromkeys(chain.from_iterable(self._rows))
         return sql.as_arrow(self._rows, [*names])
 
     def to_pandas(self) -> "pd.DataFrame":
-        """The values, typed; NaN or None where there is none."""
+        """Return the values with their types; a missing value is NaN or None."""
         return self.to_arrow().to_pandas()
 
     def __repr__(self) -> str:
@@ -93,8 +101,7 @@ class ShownOutput:
 
 
 class Runs(ShownOutput):
-    """Runs, each with its columns (`runs[0]["total_s"]`): those
-    that `python -m analysis list --csv` writes.
+    """Runs with their columns (`runs[0]["total_s"]`), which `python -m analysis list --csv` writes.
 
     found: the runs as a list, and the run folders that could not be read.
     """
@@ -115,7 +122,7 @@ class Runs(ShownOutput):
         return self.found.runs[index]
 
     def to_pandas(self, all_columns: bool = False) -> "pd.DataFrame":
-        """Return a row for each run: what tells the runs apart, status, main figures and marks.
+        """Return a row for each run: columns that distinguish it, status, main figures and marks.
 
         Args:
             all_columns: return every column of `list --csv`, with all keys of the configuration.
@@ -137,26 +144,26 @@ class Runs(ShownOutput):
             color: another setting. By default it is the next one that varies.
 
         Raises:
-            ValueError: no such column, or no run with a value to draw.
+            ValueError: there is no such column, or no run with a value to draw.
         """
-        from .figures import points  # altair, which takes a second
+        from .figures import points  # It imports Altair, which takes a second.
 
         return points.chart(self.found.runs, y, x, color)
 
-    @refusing()
+    @python_refusals()
     def where(self, condition: str | None = None, sort: str | None = None) -> "Runs":
-        """The runs for which an SQL expression over their
-        columns is true: `"gpus>=2 and precision='fp16'"`.
+        """Return the runs for which an SQL expression over their columns is true.
 
         Args:
+            condition: an expression such as `"gpus>=2 and precision='fp16'"`.
             sort: the order: `"gpus, total_s desc"`.
 
         Raises:
-            ValueError: an expression that SQL or the columns do not allow.
+            ValueError: SQL or the columns do not allow an expression.
         """
         return Runs(FoundRuns(sql.select(self.found.runs, condition, sort), []))
 
-    @refusing()
+    @python_refusals()
     def best(
         self,
         goal: str | None = None,
@@ -167,8 +174,9 @@ class Runs(ShownOutput):
         loss: float | str | None = None,
         by: str | None = None,
     ) -> ShownOutput:
-        """What to run, and the settings that did the same work, by the least time, memory,
-        energy or cost of a run.
+        """Return what to run, and a ranking of the settings that did the same work.
+
+        They are ranked by the least time, memory, energy or cost of a run.
 
         Args:
             goal: "time", "memory", "energy" or "cost"; None ranks by time, and shows the others.
@@ -180,10 +188,9 @@ class Runs(ShownOutput):
             by: "int4" judges by the loss of the models once they are quantised.
 
         Raises:
-            ValueError: an argument that is no such value, or nothing can be ranked,
-                with the reason.
+            ValueError: an argument is invalid, or nothing can be ranked. The message says why.
         """
-        from .answers import sentences  # and Parquet's file systems, which take a tenth of a second
+        from .answers import sentences  # It imports Parquet's file systems, which takes 0.1 s.
 
         if goal not in (None, *GOALS):
             raise Refusal(
@@ -193,10 +200,14 @@ class Runs(ShownOutput):
                 value=goal,
                 known=[*GOALS],
             )
-        if by not in (None, *by_int4.BY):
-            known = ", ".join(by_int4.BY)
+        if by not in (None, *by_int4.SCORES):
+            known_values = ", ".join(by_int4.SCORES)
             raise Refusal(
-                "notebook.by", f"by={by}: choose {known}", key="by", value=by, known=[*by_int4.BY]
+                "notebook.by",
+                f"by={by}: choose {known_values}",
+                key="by",
+                value=by,
+                known=[*by_int4.SCORES],
             )
         size_bytes = (
             _parsed("memory", cli.size_bytes, memory) if isinstance(memory, str) else memory
@@ -210,7 +221,7 @@ class Runs(ShownOutput):
         return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
-        """What to run for each workload (`answer.sentence`), the one that was measured last first.
+        """Return what to run for each workload (`answer.sentence`), the last measured one first.
 
         Args:
             mix: rank, and average, runs of several commits or machines together.
@@ -219,7 +230,7 @@ class Runs(ShownOutput):
 
         return answers(self.found.runs, mix)
 
-    @refusing()
+    @python_refusals()
     def compare(
         self,
         other: "Runs | str | PathLike[str] | None" = None,
@@ -228,18 +239,18 @@ class Runs(ShownOutput):
         mix: bool = False,
         margin: float | str = MARGIN,
     ) -> ShownOutput:
-        """This sweep (A) and another (B) cell by cell, by the mean time of a step.
+        """Compare this sweep (A) and another (B) cell by cell, by the mean time of a step.
 
         Args:
-            other: runs, or their folder; without it, values of `by` are compared within these runs.
+            other: runs, or their folder. Without it, values of `by` are compared within these runs.
             by: keys that differ on purpose: "layout" or "layout,gpus".
             common: leave out cells that only one side has.
             mix: average runs of several commits or machines in a cell.
             margin: the difference up to which two cells are equal: 0.05 or "5%".
 
         Raises:
-            ValueError: sweeps that did different work, cells that only one has,
-                runs that must not be averaged.
+            ValueError: the sweeps did different work, only one of them has a cell, or runs must not
+                be averaged.
         """
         keys = _parsed("by", cli.names, by) or []
         share = _parsed("margin", cli.share, margin)
@@ -252,8 +263,10 @@ class Runs(ShownOutput):
         )
 
     def steps(self, run: Run | int) -> "pd.DataFrame":
-        """A row for each step of each rank of a run, with its seconds (`step_s`, and those of its
-        phases as far as they are known) and whether it belongs to the warm-up that means leave out.
+        """Return a row for each step of each rank of a run.
+
+        It has the seconds of the step (`step_s`) and of its phases, if they are known. It also says
+        if the step belongs to the warm-up, which is left out of means.
 
         Raises:
             ValueError: the run has no steps that can be read.
@@ -262,17 +275,18 @@ class Runs(ShownOutput):
         return steps.table(run.folder, run.record()).to_pandas()
 
     def figure(self, name: str = "trade_off", mix: bool = False) -> "alt.VConcatChart":
-        """The figures of a name as `python -m analysis figure` draws them, below one another,
-        as a chart of Altair.
+        """Draw the figures of a name, below one another, as a chart of Altair.
+
+        `python -m analysis figure` draws the same figures.
 
         Args:
             name: an experiment, "effects", "trade_off", "losses", "phases",
                 "efficiency" or "timelines".
 
         Raises:
-            ValueError: no such figure, or nothing to draw.
+            ValueError: there is no such figure, or nothing to draw.
         """
-        from .figures import draw, vega  # altair, which takes a second
+        from .figures import draw, vega  # They import Altair, which takes a second.
 
         return vega.chart(draw.make(name, self.found.runs, mix)[0])
 
@@ -284,7 +298,11 @@ def read(*folders: str | PathLike[str], price: float | None = None) -> Runs:
 
 
 def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -> Any:
-    """A value as the command line reads it; raises ValueError where it is none."""
+    """Parse a value as the command line does.
+
+    Raises:
+        ValueError: the value is invalid.
+    """
     try:
         return None if value is None else parse(str(value))
     except argparse.ArgumentTypeError as error:

@@ -1,9 +1,9 @@
-"""Which setting is recommended, and what it is compared with.
+"""Choose the setting to recommend and the setting to compare it with.
 
-Recommended is the fastest setting that learned and whose accuracy runs do not tell from the best
-one reached. Of tuning it is the loss on held-out rows, or, where none were held out, the training
-loss. It is compared with the setting nearest to the defaults: what would have been run without
-measuring.
+The recommended setting is the fastest one that learned and whose accuracy is within noise of the
+best accuracy. Tuning is judged by the loss on held-out rows, or by the training
+loss if no rows were held out. The other setting is the one nearest to the defaults: a user who
+measures nothing would run it.
 """
 
 import math
@@ -19,81 +19,102 @@ from .runs import details, grouping, works
 from .runs.grouping import MEMORY, of_setting
 from .runs.quality import is_less
 
-LEAST_STEPS = 5  # measured steps, below which a run is too short to tell
-NOTABLE = 0.05  # relative difference of memory and energy that is said, and share of compilation
-REPETITIONS = (3, 5, 10)  # that are advised, the fewest that would tell
-MOST_REPETITIONS = REPETITIONS[-1]
+MIN_STEPS = 5  # A run with fewer measured steps is too short to judge.
+# A smaller relative difference in memory or energy is not mentioned, nor a smaller share of
+# compilation.
+NOTABLE_SHARE = 0.05
+ADVISED_REPETITIONS = (3, 5, 10)  # The smallest of these that would show a difference is advised.
+MAX_REPETITIONS = ADVISED_REPETITIONS[-1]
 
 
-def of_ranking(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | None, bool]:
-    """The recommended setting, the one it is compared with,
-    and whether that has the defaults throughout.
+def recommendation(ranking: Ranking) -> tuple[RankedSetting, RankedSetting | None, bool]:
+    """Return the recommended setting, the setting to compare it with, and if that is the default.
 
-    Compared with is the best itself where nothing is faster than the defaults;
-    None where no other setting learned.
+    The second is the recommended setting itself if nothing is faster than the defaults. It is None
+    if no other setting learned. The third is True if every axis of the second is at its default.
     """
-    learned = [one for one in ranking.settings if not any(failings(ranking, one))]
-    good = _learned_best(ranking, learned)
-    best = _smallest(ranking, next(iter(good), ranking.settings[0]), good)
-    against, is_default = _nearest_to_defaults(ranking, learned or ranking.settings)
+    learned_settings = [
+        setting for setting in ranking.settings if not any(failings(ranking, setting))
+    ]
+    accurate_settings = _most_accurate(ranking, learned_settings)
+    fastest = accurate_settings[0] if accurate_settings else ranking.settings[0]
+    best = _smallest(ranking, fastest, accurate_settings)
+    against, is_default = _nearest_to_defaults(ranking, learned_settings or ranking.settings)
     if against is best and not is_default:
-        against = next((one for one in learned if one is not best), None)
+        against = next((setting for setting in learned_settings if setting is not best), None)
     return best, against, is_default
 
 
-def _learned_best(ranking: Ranking, learned: Sequence[RankedSetting]) -> Sequence[RankedSetting]:
-    """Of the settings that learned those that are not told to be less accurate than the most
-    accurate one; the fastest first.
+def _most_accurate(
+    ranking: Ranking, learned_settings: Sequence[RankedSetting]
+) -> Sequence[RankedSetting]:
+    """Return the settings that may be as accurate as the most accurate one, the fastest first.
+
+    Settings that runs show to be less accurate are left out.
     """
-    scored = [one for one in learned if one.held_out_loss is not None]
+    scored_settings = [setting for setting in learned_settings if setting.held_out_loss is not None]
     if ranking.runs[0]["stop_at_target"]:
-        return learned  # the target says what is enough
-    if ranking.runs[0]["random_weights"] and not scored:
-        return learned  # such a training loss is no model's
-    reached = scored or [one for one in learned if one.learned]
-    groups = [reached] if reached else []
-    # settings with other rows or other amounts of work are not compared: each group has a best one
-    if scored:
-        groups = grouping.grouped(scored, ranking.comparable).values()
-    top = [min(own, key=lambda one: one.error or 0.0) for own in groups]
-    return [one for one in learned if not any(ranking.more_accurate(best, one) for best in top)]
+        return learned_settings  # The runs reached the target, which says how accurate is enough.
+    if ranking.runs[0]["random_weights"] and not scored_settings:
+        return (
+            learned_settings  # With random weights, the training loss says nothing about a model.
+        )
+    judged_settings = scored_settings or [
+        setting for setting in learned_settings if setting.learned
+    ]
+    groups = [judged_settings] if judged_settings else []
+    # Settings with other held-out rows or amounts of work cannot be compared. So each group of
+    # comparable settings has a best one.
+    if scored_settings:
+        groups = grouping.grouped(scored_settings, ranking.comparable).values()
+    best_of_groups = [min(group, key=lambda setting: setting.error or 0.0) for group in groups]
+    return [
+        setting
+        for setting in learned_settings
+        if not any(ranking.more_accurate(best, setting) for best in best_of_groups)
+    ]
 
 
 def _smallest(
-    ranking: Ranking, best: RankedSetting, learned: Sequence[RankedSetting]
+    ranking: Ranking, best: RankedSetting, candidates: Sequence[RankedSetting]
 ) -> RankedSetting:
-    """Of the settings that are shown to be as good as the best: the one with the fewest ranks, then
-    with less memory, then nearer to the defaults.
+    """Return the smallest setting that is shown to be as good as the best one.
+
+    Fewer ranks count first, then less memory, then a setting nearer to the defaults.
     """
-    near, _ = _nearest_to_defaults(ranking, [best, *learned])
-    for other in learned:
+    nearest, _ = _nearest_to_defaults(ranking, [best, *candidates])
+    for other in candidates:
         if (
             other is best
             or not ranking.equivalent(best, other)
             or ranking.more_accurate(best, other)
         ):
             continue
-        own, others = (of_setting(one.runs, MEMORY) or 0.0 for one in (best, other))
-        needs_less = others < (1 - NOTABLE) * own
-        needs_as_much = others <= (1 + NOTABLE) * own
+        own_memory, other_memory = (
+            of_setting(setting.runs, MEMORY) or 0.0 for setting in (best, other)
+        )
+        needs_less = other_memory < (1 - NOTABLE_SHARE) * own_memory
+        needs_as_much = other_memory <= (1 + NOTABLE_SHARE) * own_memory
         if other.gpus < best.gpus or (
-            other.gpus == best.gpus and (needs_less or (needs_as_much and other is near))
+            other.gpus == best.gpus and (needs_less or (needs_as_much and other is nearest))
         ):
             best = other
     return best
 
 
 def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) -> int | None:
-    """The repetitions of two settings with which a difference as that between their means would be
-    told; None where it takes more than MOST_REPETITIONS.
+    """Return how many repetitions of two settings would show that their means differ.
+
+    It is None if that takes more than MAX_REPETITIONS.
 
     Args:
-        ratio: of the two means, over so many runs each (`counts`).
+        ratio: the ratio of the two means.
+        counts: the number of runs behind each mean.
     """
     if ratio is None or not ratio.error:
         return None
-    variance = ratio.error**2 / sum(1 / n for n in counts)  # of one run
-    for repetitions in REPETITIONS:
+    variance = ratio.error**2 / sum(1 / n for n in counts)  # The variance of a single run.
+    for repetitions in ADVISED_REPETITIONS:
         degrees = max(ratio.degrees, 2.0 * (repetitions - 1))
         half = student_quantile(confidence, degrees) * math.sqrt(2 * variance / repetitions)
         if repetitions > max(counts) and half < abs(math.log(ratio.ratio)):
@@ -102,57 +123,56 @@ def repetitions_to_tell(ratio: Ratio | None, confidence: float, *counts: int) ->
 
 
 def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
-    """What makes a setting's figures worth nothing: it did not learn,
-    or it is too short to tell.
-    """
+    """Say why a setting's figures are worthless: it did not learn, or it is too short to judge."""
     if ranking.repeated.at_chance(setting.runs):
-        said = f"its accuracy of {setting.accuracy:.1%} is at chance level"
-        yield Message("answer.at-chance", said, accuracy=setting.accuracy)
-    first = of_setting(setting.runs, "loss_first")
-    is_lower = first is None or setting.loss is None or is_less(setting.loss, first)
+        text = f"its accuracy of {setting.accuracy:.1%} is at chance level"
+        yield Message("answer.at-chance", text, accuracy=setting.accuracy)
+    first_loss = of_setting(setting.runs, "loss_first")
+    is_lower = first_loss is None or setting.loss is None or is_less(setting.loss, first_loss)
     if not is_lower and not all(map(details.held_out_loss_fell, setting.runs)):
-        said = f"its loss did not fall ({first:.3f} to {setting.loss:.3f})"
-        yield Message("answer.loss-did-not-fall", said, first=first, last=setting.loss)
+        text = f"its loss did not fall ({first_loss:.3f} to {setting.loss:.3f})"
+        yield Message("answer.loss-did-not-fall", text, first=first_loss, last=setting.loss)
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
         run = setting.runs[0]
         target = run["target_accuracy"]
         if target is None:
-            said = f"it missed the target loss of {figures.text('target_loss', run['target_loss'])}"
-            yield Message("answer.missed-target-loss", said, target=run["target_loss"])
+            text = f"it missed the target loss of {figures.text('target_loss', run['target_loss'])}"
+            yield Message("answer.missed-target-loss", text, target=run["target_loss"])
         else:
-            said = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
-            yield Message("answer.missed-target", said, target=target)
-    yield from _of_amounts(ranking, setting)
+            text = f"it missed the target accuracy of {figures.text('target_accuracy', target)}"
+            yield Message("answer.missed-target", text, target=target)
+    yield from _amount_failings(ranking, setting)
     steps = min(int(run["steps"] or 0) for run in setting.runs)
-    if steps < LEAST_STEPS:
-        said = f"it is too short to tell ({count(steps, 'measured step')})"
-        yield Message("answer.too-short", said, steps=steps)
+    if steps < MIN_STEPS:
+        text = f"it is too short to tell ({count(steps, 'measured step')})"
+        yield Message("answer.too-short", text, steps=steps)
 
 
-def _of_amounts(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
-    """That the repetitions of a script's setting trained other amounts, or that nobody knows how
-    much its settings trained.
-    """
-    own = works.script_amounts(setting.runs)
-    if own is not None and not own.are_equal:
-        yield amounts.unequal_repetitions(own)
+def _amount_failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
+    """Say that the amounts that a script trained differ between repetitions, or are unknown."""
+    setting_amounts = works.script_amounts(setting.runs)
+    if setting_amounts is not None and not setting_amounts.are_equal:
+        yield amounts.unequal_repetitions(setting_amounts)
         return
-    every = works.unknown_amounts(ranking.runs)
-    if every is not None:
-        said = (
-            f"whether settings trained as much is not known ({every.range}):"
-            " `multicard.step(samples=...)` tells"
+    all_amounts = works.unknown_amounts(ranking.runs)
+    if all_amounts is not None:
+        text = (
+            f"it is not known whether settings trained equal amounts ({all_amounts.range}):"
+            " `multicard.step(samples=...)` records it"
         )
-        yield Message("answer.unknown-amounts", said, least=every.least, most=every.most)
+        yield Message(
+            "answer.unknown-amounts", text, least=all_amounts.least, most=all_amounts.most
+        )
 
 
 def _nearest_to_defaults(
     ranking: Ranking, settings: Sequence[RankedSetting]
 ) -> tuple[RankedSetting, bool]:
-    """Of some settings of a ranking the one with the most axes at their defaults, on the fewest
-    GPUs; and whether all axes are.
+    """Return the setting with the most axes at their defaults, and if all axes are.
+
+    Among several, the one on the fewest GPUs is nearest.
     """
-    from multicard import workloads  # hydra, which most commands do without
+    from multicard import workloads  # It imports Hydra, which most commands do without.
 
     defaults = workloads.defaults(ranking.runs[0]["kind"])
     keys = [key for key in ranking.keys if key in defaults]

@@ -1,5 +1,6 @@
-"""The commands that measured runs, from the last command of their sweep,
-which Hydra left beside them.
+"""Derive the commands that measure runs again.
+
+They derive from the last command of a sweep, which Hydra writes into the sweep's folder.
 """
 
 import shlex
@@ -20,9 +21,9 @@ from .runs import grouping
 from .runs.columns import KINDS
 from .runs.load import Run
 
-SWEEP = "multirun.yaml"  # Hydra's, in a sweep's folder: the overrides of its last command
-UNKNOWN = "?"  # the value of an axis that no record and no command says
-NO_KEYS = (grouping.DATA, grouping.TRACED)  # columns that follow from others
+SWEEP_FILE = "multirun.yaml"  # Hydra writes the overrides of a sweep's last command to this file.
+UNKNOWN_VALUE = "?"  # The value of an axis that neither a record nor a command names.
+DERIVED_COLUMNS = (grouping.DATA, grouping.TRACED)  # Columns that follow from others.
 
 
 def of_sweeps(runs: Iterable[Run]) -> list[str]:
@@ -31,15 +32,22 @@ def of_sweeps(runs: Iterable[Run]) -> list[str]:
 
 
 def with_word(command: str, word: str, sweeps: bool) -> str:
-    """A command with another word, in place of one that sets the same key; as a sweep,
-    where the word `sweeps`.
+    """Add a word to a command, in place of a word that sets the same key.
+
+    Args:
+        sweeps: the word sweeps several values, so the command needs -m.
     """
-    start, *words = [
-        one for one in shlex.split(command) if one.partition("=")[0] != word.partition("=")[0]
+    program, *words = [
+        command_word
+        for command_word in shlex.split(command)
+        if command_word.partition("=")[0] != word.partition("=")[0]
     ]
-    place = next((at for at, one in enumerate(words) if "=" in one), len(words))  # behind the entry
+    # The first override stands behind the entry.
+    position = next(
+        (index for index, command_word in enumerate(words) if "=" in command_word), len(words)
+    )
     flags = ["-m"] if sweeps and "-m" not in words else []
-    return shlex.join([start, *words[:place], *flags, *words[place:], word])
+    return shlex.join([program, *words[:position], *flags, *words[position:], word])
 
 
 def experiments_of(runs: Iterable[Run]) -> set[str]:
@@ -48,30 +56,32 @@ def experiments_of(runs: Iterable[Run]) -> set[str]:
 
 
 def of_cells(runs: Sequence[Run]) -> list[str | None]:
-    """The command that measures the cell of each run again; None where Hydra left none,
-    or it does not say which cell.
+    """Return, for each run, the command that measures its cell again.
 
-    Earlier commands may have left runs in a folder too: what
-    tells its runs apart is part of each command.
+    It is None if Hydra left no command, or if the command does not say which cell it was. Earlier
+    commands may have left runs in a folder too. So each command has the keys that distinguish the
+    folder's runs.
     """
     by_sweep = grouping.grouped(runs, lambda run: run.folder.parent)
-    apart = {
-        sweep: grouping.apart([run.columns for run in own], grouping.settings(own))
-        for sweep, own in by_sweep.items()
+    varied_by_sweep = {
+        sweep: grouping.apart([run.columns for run in sweep_runs], grouping.settings(sweep_runs))
+        for sweep, sweep_runs in by_sweep.items()
     }
-    return [_of_cell(run, apart[run.folder.parent]) for run in runs]
+    return [_cell_command(run, varied_by_sweep[run.folder.parent]) for run in runs]
 
 
-def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
+def _cell_command(run: Run, varied: Sequence[str]) -> str | None:
     overrides = _overrides(run)
-    axes = _swept(overrides) if overrides is not None else None
+    axes = _swept_keys(overrides) if overrides is not None else None
     if overrides is None or axes is None:
         return None
     axes += [
-        _key(run, name) for name in apart if name in run.columns and name not in (*NO_KEYS, *axes)
+        _key_of_column(run, name)
+        for name in varied
+        if name in run.columns and name not in (*DERIVED_COLUMNS, *axes)
     ]
-    values = {axis: _value(run, axis, overrides) for axis in axes}
-    if UNKNOWN in values.values():
+    values = {axis: _axis_value(run, axis, overrides) for axis in axes}
+    if UNKNOWN_VALUE in values.values():
         return None
     words = {
         axis: repr(value) if isinstance(value, float) else grouping.typed(value)
@@ -82,55 +92,63 @@ def _of_cell(run: Run, apart: Sequence[str]) -> str | None:
             name for name, traced in experiments.TRACING.items() if traced is run[grouping.TRACED]
         )
         del words[grouping.TRACED]
-    kept = {key: value for key, value in overrides.items() if Role.sweeps not in schema.of(key)}
-    return _command(run["kind"], kept | {axis: f"={word}" for axis, word in words.items()})
+    kept_overrides = {
+        key: value for key, value in overrides.items() if Role.sweeps not in schema.of(key)
+    }
+    return _command(
+        run["kind"], kept_overrides | {axis: f"={word}" for axis, word in words.items()}
+    )
 
 
-def _value(run: Run, axis: str, overrides: dict[str, str]) -> Any:
-    """The value of an axis in a run's cell; UNKNOWN where nothing says it."""
+def _axis_value(run: Run, axis: str, overrides: dict[str, str]) -> Any:
+    """Return the value of an axis in a run's cell, or UNKNOWN_VALUE if nothing says it."""
     for name in (f"config.{axis}", axis, f"{axis}.name"):
         if name in run.columns:
             return run[name]
-    return _option(run, axis, overrides)
+    return _chosen_option(run, axis, overrides)
 
 
-def _option(run: Run, group: str, overrides: dict[str, str]) -> str:
-    """The option of a group that sets other keys and has none of its own, as a preset: the one with
-    which the sweep's command gives most of the keys that the run had; UNKNOWN where several do.
+def _chosen_option(run: Run, group: str, overrides: dict[str, str]) -> str:
+    """Return the option of a group, such as a preset, that only sets other keys.
+
+    No record names it. So the sweep's command is composed with each option, and the option that
+    gives most of the run's keys is chosen. The result is UNKNOWN_VALUE if several
+    options do.
     """
     entry = KINDS[run["kind"]].entry
-    fixed = [
+    fixed_words = [
         key + value for key, value in overrides.items() if key != group and not _is_swept(value)
     ]
-    offered = workloads.groups(workloads.of_entry(entry)).get(group, [])
-    named = {word.strip() for word in overrides.get(group, "").removeprefix("=").split(",")}
-    # A glob, or an experiment, names its options otherwise
-    options = [option for option in offered if option in named] or offered
-    configs = {option: _composed(entry, (*fixed, f"{group}={option}")) for option in options}
-    had = flat(run.record().config)
-    agreeing = {
+    all_options = workloads.groups(workloads.of_entry(entry)).get(group, [])
+    named_options = {word.strip() for word in overrides.get(group, "").removeprefix("=").split(",")}
+    # A glob or an experiment does not list its options, so all of them are tried.
+    options = [option for option in all_options if option in named_options] or all_options
+    configs = {
+        option: _composed_keys(entry, (*fixed_words, f"{group}={option}")) for option in options
+    }
+    run_keys = flat(run.record().config)
+    agreement = {
         option: sum(
-            key in had and had[key] == value and _tells(key, configs)
+            key in run_keys and run_keys[key] == value and _differs(key, configs)
             for key, value in config.items()
         )
         for option, config in configs.items()
     }
-    # Not all keys need agree: some are swept beside it, and what a run had is resolved,
-    # as `half` to fp16
-    best = sorted(agreeing, key=lambda option: -agreeing[option])[:2]
-    if len(best) == 2 and agreeing[best[0]] > agreeing[best[1]]:
-        return best[0]
-    return UNKNOWN
+    # Some keys may disagree: they were swept too, or the run resolved them, as `half` to fp16.
+    best_options = sorted(agreement, key=lambda option: -agreement[option])[:2]
+    if len(best_options) == 2 and agreement[best_options[0]] > agreement[best_options[1]]:
+        return best_options[0]
+    return UNKNOWN_VALUE
 
 
-def _tells(key: str, configs: dict[str, dict[str, Any]]) -> bool:
-    """True for a key in which some of the configurations differ."""
+def _differs(key: str, configs: dict[str, dict[str, Any]]) -> bool:
+    """Return True if the configurations differ in a key."""
     return len({str(config.get(key)) for config in configs.values()}) > 1
 
 
 @cache
-def _composed(entry: str, words: tuple[str, ...]) -> dict[str, Any]:
-    """The keys of an entry with some words; none where Hydra does not take them any more."""
+def _composed_keys(entry: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the keys of an entry with some words, or nothing if Hydra no longer takes them."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -143,52 +161,56 @@ def _composed(entry: str, words: tuple[str, ...]) -> dict[str, Any]:
         return {}
 
 
-def _key(run: Run, name: str) -> str:
-    """The key of an axis or column: `image_size` is dataset.image_size."""
+def _key_of_column(run: Run, name: str) -> str:
+    """Return the key of an axis or column: `image_size` is dataset.image_size."""
     return next(
         (key for key in (f"dataset.{name}", f"model.{name}") if key in run.columns),
         name.removesuffix(".name").removeprefix("config."),
     )
 
 
-def _swept(overrides: dict[str, str]) -> list[str] | None:
-    """The keys with several values, and the axes of the experiment;
-    None where there are several experiments.
+def _swept_keys(overrides: dict[str, str]) -> list[str] | None:
+    """Return the keys with several values, and the axes of the experiment.
+
+    The result is None if the command names several experiments.
     """
     name = overrides.get("experiment", "=").removeprefix("=")
     if name and name not in experiments.names():
         return None
-    of_experiment = experiments.load(name).swept if name else ()
+    experiment_axes = experiments.load(name).swept if name else ()
     return list(
         dict.fromkeys(
-            [*(key for key, value in overrides.items() if _is_swept(value)), *of_experiment]
+            [*(key for key, value in overrides.items() if _is_swept(value)), *experiment_axes]
         )
     )
 
 
 def _is_swept(value: str) -> bool:
-    return ("," in value or "(" in value) and not value.startswith("=[")  # "range(1,5)", "glob(*)"
+    # "range(1,5)" and "glob(*)" sweep, a list does not.
+    return ("," in value or "(" in value) and not value.startswith("=[")
 
 
 def _command(kind: str, overrides: dict[str, str] | None) -> str | None:
     if overrides is None:
         return None
-    sweeps = (
+    needs_sweep = (
         any(map(_is_swept, overrides.values())) and not {"experiment", "scale"} & overrides.keys()
     )
     words = [key + value for key, value in overrides.items()]
-    return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *["-m"] * sweeps, *words])
+    flags = ["-m"] if needs_sweep else []
+    return shlex.join([*shlex.split(typed(KINDS[kind].entry)), *flags, *words])
 
 
 def set_once(sweep: Path) -> set[str]:
-    """The keys, without their group, that a sweep's last command sets for all its cells."""
+    """Return the keys, without their group, that a sweep's last command sets for all cells."""
     _, overrides = _last_command(sweep) or (None, {})
     return {key.rpartition(".")[2] for key, value in overrides.items() if not _is_swept(value)}
 
 
 def _overrides(run: Run) -> dict[str, str] | None:
-    """Keys and "=value" of the last command of the run's sweep, with its name; None where Hydra
-    left none of the run's entry.
+    """Return each key and "=value" of the last command of a run's sweep, including its name.
+
+    The result is None if Hydra left no command, or one for another kind of run.
     """
     kind, overrides = _last_command(run.folder.parent) or (None, {})
     return (
@@ -199,18 +221,19 @@ def _overrides(run: Run) -> dict[str, str] | None:
 
 
 def _last_command(folder: Path) -> tuple[str, dict[str, str]] | None:
-    """The kind of runs of a sweep's last command, and its overrides;
-    None where Hydra left no command of an entry.
+    """Return the kind of runs and the overrides of a sweep's last command.
+
+    The result is None if Hydra left no command of an entry.
     """
     try:
-        return _command_in(folder / SWEEP, (folder / SWEEP).stat().st_mtime_ns)
+        return _read_last_command(folder / SWEEP_FILE, (folder / SWEEP_FILE).stat().st_mtime_ns)
     except OSError:
         return None
 
 
 @cache
-def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
-    """The same of a file that was written at some time."""
+def _read_last_command(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
+    """Read the last command from a file; the time when it was written keys the cache."""
     try:
         sweep = strict_yaml.read(path)
         words = map(str, sweep["hydra"]["overrides"]["task"])
@@ -218,5 +241,9 @@ def _command_in(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     overrides = {key: sign + value for key, sign, value in (word.partition("=") for word in words)}
-    own = {key: value for key, value in overrides.items() if Role.once not in schema.of(key)}
-    return next(((name, own) for name, kind in KINDS.items() if kind.entry == entry), None)
+    kept_overrides = {
+        key: value for key, value in overrides.items() if Role.once not in schema.of(key)
+    }
+    return next(
+        ((name, kept_overrides) for name, kind in KINDS.items() if kind.entry == entry), None
+    )

@@ -1,9 +1,9 @@
-"""Printed figures of the papers beside runs of the same setting,
-by `multicard/papers/settings.yaml`.
+"""Put the papers' printed figures beside runs of the same setting.
 
-A run has a printed figure's setting where it agrees in every key that the papers print for the
-table or figure, in what the experiment chose where they print nothing, and in the figure's cell.
-Machine and versions never agree; they are named beside each comparison (`versions`).
+`multicard/papers/settings.yaml` has the papers' settings. A run has the setting of a printed figure
+if it agrees in every key that the papers print for the table or figure, and in the figure's cell.
+If the papers do not print a key, the experiment's choice counts. Machines and versions never agree,
+so each comparison names them (`versions`).
 """
 
 from collections.abc import Sequence
@@ -20,17 +20,15 @@ from .runs import grouping, profile_metrics
 from .runs.columns import KINDS
 from .runs.grouping import Cell
 
-# by a figure's note, columns over whose values it is printed
-ALIKE = {"two_and_four_gpus": frozenset({"gpus"})}
-# where they are called otherwise
-PACKAGES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}
+# The columns over whose values a figure is printed, by the figure's note.
+SHARED_COLUMNS = {"two_and_four_gpus": frozenset({"gpus"})}
+# The package of each name in the papers, if the two differ.
+PACKAGE_NAMES = {"CUDA": "nvidia-cuda-runtime", "DALI": "nvidia-dali-cuda130"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A column in which runs are not as the papers': their values,
-    and the papers' (or the experiment's own choice).
-    """
+    """A column in which runs differ from the papers, or from the experiment's own choice."""
 
     column: str
     values: tuple[Any, ...]
@@ -42,11 +40,11 @@ class Difference:
     def text(self) -> Message:
         values = " or ".join(map(grouping.typed, self.values))
         wanted = grouping.typed(self.wanted)
-        theirs = f"{'papers' if self.is_printed else 'experiment'}: {wanted}"
-        why = f"; {self.why}" if self.why else ""
+        wanted_text = f"{'papers' if self.is_printed else 'experiment'}: {wanted}"
+        reason = f"; {self.why}" if self.why else ""
         return Message(
             "paper.unlike",
-            f"{self.column}={values} ({theirs}{why})",
+            f"{self.column}={values} ({wanted_text}{reason})",
             column=self.column,
             values=values,
             wanted=wanted,
@@ -56,107 +54,114 @@ class Difference:
 
 
 def differences(panel: Panel) -> list[Difference]:
-    """Differences of a panel's runs from the papers' setting;
-    empty where printed figures may stand beside them.
+    """Return the differences of a panel's runs from the papers' setting.
+
+    If there are none, printed figures may stand beside the runs.
     """
-    known = panel.experiment.papers
-    apart = []
-    for column, wanted in known.all.items():
-        # what is chosen was so before records had the key
-        absent = None if column in known.printed else wanted
-        values = {run.columns.get(column, absent) for run in panel.runs}
-        instead = known.instead.get(column)
+    paper_settings = panel.experiment.papers
+    differences_found = []
+    for column, wanted in paper_settings.all.items():
+        # Records that are older than a key were made with the chosen value.
+        value_if_absent = None if column in paper_settings.printed else wanted
+        values = {run.columns.get(column, value_if_absent) for run in panel.runs}
+        instead = paper_settings.instead.get(column)
         if column in panel.experiment.swept or isinstance(wanted, list) or values == {wanted}:
             continue
-        if column in known.kept and column.partition(".")[0] in {one.column for one in apart}:
-            continue  # another option has keys of its own
+        if column in paper_settings.kept and column.partition(".")[0] in {
+            difference.column for difference in differences_found
+        }:
+            continue  # Another option of the group has other keys.
         if instead is None or values != {instead.value}:
-            apart.append(
+            differences_found.append(
                 Difference(
-                    column, tuple(sorted(values, key=str)), wanted, column in known.printed, ""
+                    column,
+                    tuple(sorted(values, key=str)),
+                    wanted,
+                    column in paper_settings.printed,
+                    "",
                 )
             )
         elif not instead.comparable:
-            apart.append(
-                Difference(column, (instead.value,), wanted, column in known.printed, instead.why)
+            differences_found.append(
+                Difference(
+                    column, (instead.value,), wanted, column in paper_settings.printed, instead.why
+                )
             )
-    return apart
+    return differences_found
 
 
-def beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
-    """The printed figure of each cell, measured or not, that has the same setting."""
+def comparable_figures(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
+    """Return the printed figure of each cell, measured or not, that has the same setting."""
     if measure.startswith(printed.METRIC):
-        return _metrics_beside(panel, measure)
+        return _comparable_metrics(panel, measure)
     figures = [] if differences(panel) else printed.figures(panel.experiment.name, measure)
     return {
-        cell: at
+        cell: figure
         for cell in (*panel.cells, *panel.missing)
-        if (at := printed.at(figures, dict(cell)))
+        if (figure := printed.at(figures, dict(cell)))
     }
 
 
-def _metrics_beside(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
-    """The printed seconds of a metric, where the runs were profiled from their start,
-    as the papers' were.
+def _comparable_metrics(panel: Panel, measure: str) -> dict[Cell, PrintedFigure]:
+    """Return the printed seconds of a metric by cell.
 
-    What is printed for several numbers of GPUs alike, or as their range, is that of each.
+    There are none unless the runs were profiled from their start, as in the papers. A figure that
+    is printed for several numbers of GPUs, or as their range, counts for each of them.
     """
     if differences(panel) or not profile_metrics.from_start(panel.runs):
         return {}
     by_cell = {}
     for figure in printed.figures(panel.experiment.name, measure):
-        alike = ALIKE.get(figure.note, frozenset())
+        shared_columns = SHARED_COLUMNS.get(figure.note, frozenset())
         for cell in panel.cells:
-            own = dict(cell)
-            is_within = figure.cell.items() <= own.items()
-            if is_within and own.keys() - figure.cell.keys() <= alike:
+            values = dict(cell)
+            agrees = figure.cell.items() <= values.items()
+            if agrees and values.keys() - figure.cell.keys() <= shared_columns:
                 by_cell[cell] = figure
     return by_cell
 
 
 def notes(panel: Panel, shown: Sequence[PrintedFigure]) -> list[Message]:
-    """Lines below a panel's table: where the figures `shown` are from, what else is printed, what
-    is not as printed, misprints, machines and versions; or what keeps printed figures from standing
-    beside these.
+    """Return the lines below a panel's table.
 
-    None for what was shrunk, which is marked.
+    They name the sources of the figures `shown`, what else is printed, what differs from print,
+    misprints, machines and versions. If printed figures cannot stand beside the runs, they say why.
+    There are no lines for runs that were shrunk, which have a mark.
     """
     if any(run["smoke"] for run in panel.runs):
         return []
     name = panel.experiment.name
-    apart = differences(panel)
-    known = printed.figures(name)
+    setting_differences = differences(panel)
+    printed_figures = printed.figures(name)
     lines = []
     if shown:
         lines.append(sources(shown))
-    if shown or not apart:
+    if shown or not setting_differences:
         lines.append(versions(panel))
-    if apart and known:
-        reasons = [difference.text for difference in apart]
+    if setting_differences and printed_figures:
+        reasons = [difference.text for difference in setting_differences]
         other = "other " if shown else ""
-        said = f"the papers' {other}figures are of another setting: {', '.join(reasons)}"
-        lines.append(Message("paper.other-setting", said, reasons=reasons))
-    elif not apart:
-        lines += [*_choices(panel), *_elsewhere(name, shown), *_footnotes(name)]
+        text = f"the papers' {other}figures are of another setting: {', '.join(reasons)}"
+        lines.append(Message("paper.other-setting", text, reasons=reasons))
+    elif not setting_differences:
+        lines += [*_choices(panel), *_other_printed_figures(name, shown), *_footnotes(name)]
     return lines
 
 
 def sources(figures: Sequence[PrintedFigure]) -> Message:
-    """The tables, figures and sections of the papers that print some figures."""
-    named = list(dict.fromkeys(figure.source for figure in figures))
-    return Message("paper.sources", f"paper: {', '.join(named)}", sources=named)
+    """Name the tables, figures and sections of the papers that print some figures."""
+    source_names = list(dict.fromkeys(figure.source for figure in figures))
+    return Message("paper.sources", f"paper: {', '.join(source_names)}", sources=source_names)
 
 
 def _choices(panel: Panel) -> list[Message]:
-    """What the experiment chose where the papers print nothing,
-    and what it has otherwise than they print.
-    """
+    """Say what the experiment chose because it is not printed, and what differs from print."""
     lines = []
     settings = panel.experiment.papers
-    chosen = {
+    chosen_values = {
         column: value for column, value in settings.chosen.items() if not isinstance(value, list)
     }
-    words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen.items())
+    words = " ".join(f"{column}={grouping.typed(value)}" for column, value in chosen_values.items())
     if words:
         lines.append(Message("paper.chosen", f"not printed, chosen here: {words}", words=words))
     for column, instead in settings.instead.items():
@@ -164,22 +169,30 @@ def _choices(panel: Panel) -> list[Message]:
             instead.value
         }:
             value = grouping.typed(instead.value)
-            said = f"not as printed: {column}={value}: {instead.why}"
-            lines.append(Message("paper.instead", said, column=column, value=value))
+            text = f"not as printed: {column}={value}: {instead.why}"
+            lines.append(Message("paper.instead", text, column=column, value=value))
     return lines
 
 
-def _elsewhere(experiment: str, shown: Sequence[PrintedFigure]) -> list[Message]:
-    """Figures of an experiment that its table does not show."""
+def _other_printed_figures(experiment: str, shown: Sequence[PrintedFigure]) -> list[Message]:
+    """Return lines about figures of an experiment that its table does not show."""
     lines = []
-    for one in printed.elsewhere(experiment, shown):
-        about = {"source": one.source, "figures": one.by_measure}
-        if one.secondhand:
+    for other_figures in printed.elsewhere(experiment, shown):
+        facts = {"source": other_figures.source, "figures": other_figures.by_measure}
+        if other_figures.secondhand:
             lines.append(
-                Message("paper.secondhand", f"not the paper, but {one.source}: {one.text}", **about)
+                Message(
+                    "paper.secondhand",
+                    f"not the paper, but {other_figures.source}: {other_figures.text}",
+                    **facts,
+                )
             )
         else:
-            lines.append(Message("paper.figures", f"paper: {one.source}: {one.text}", **about))
+            lines.append(
+                Message(
+                    "paper.figures", f"paper: {other_figures.source}: {other_figures.text}", **facts
+                )
+            )
     return lines
 
 
@@ -194,20 +207,26 @@ def _footnotes(experiment: str) -> list[Message]:
 
 
 def versions(panel: Panel) -> Message:
-    """The versions and the hardware of the papers, beside those of the runs."""
+    """Name the versions and the hardware of the papers and of the runs."""
     content = printed.papers()
-    names = ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
+    package_names = ["torch", KINDS[panel.experiment.kind].package, "CUDA"]
     if any(run["loader"] == "dali" for run in panel.runs):
-        names.insert(-1, "DALI")
-    theirs = ", ".join(f"{name} {content.versions[name]}" for name in names)
+        package_names.insert(-1, "DALI")
+    paper_versions = ", ".join(f"{name} {content.versions[name]}" for name in package_names)
     packages = [runs[0].environment().packages for runs in panel.cells.values()]
 
     def installed(name: str) -> str:
-        """The versions of a package here; "?" where none was recorded."""
-        versions = {own.get(PACKAGES.get(name, name)) for own in packages} - {None}
+        """Return the versions of a package in the runs; "?" if none was recorded."""
+        versions = {
+            packages_of_run.get(PACKAGE_NAMES.get(name, name)) for packages_of_run in packages
+        } - {None}
         return f"{name} {' or '.join(sorted(map(str, versions))) or '?'}"
 
     machines = " or ".join(dict.fromkeys(clean(str(run["hardware"])) for run in panel.runs))
-    ours = list(map(installed, names))
-    said = f"papers: {theirs}; {content.hardware}. Here: {', '.join(ours)}; {machines}"
-    return Message("paper.versions", said, papers=theirs, here=ours, machines=machines)
+    own_versions = list(map(installed, package_names))
+    text = (
+        f"papers: {paper_versions}; {content.hardware}. Here: {', '.join(own_versions)}; {machines}"
+    )
+    return Message(
+        "paper.versions", text, papers=paper_versions, here=own_versions, machines=machines
+    )

@@ -1,4 +1,4 @@
-"""Columns, of which the tables of commands and of the report are made."""
+"""Columns, from which commands and the report build their tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,20 @@ from .runs import grouping
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its heading and texts for people,
-    its name (with the unit) and values for programs.
+    """A column of a table, for people and for programs.
 
-    heading: empty: for programs alone. name: empty: for people alone. text: of a value that is not
-    None; by default as the figure of that name. is_setting: a key with values as they are typed,
-    which is shown in any case.
-    written: the texts, where a value does not say them.
+    heading: its heading for people; empty for programs only.
+    name: its name for programs, with the unit; empty for people only.
+    values: its values for programs.
+    text: writes a value that is not None; by default as the figure of that name.
+    is_setting: the column is a key with values as they are typed. It is always shown.
+    written: the texts, if the values do not determine them.
 
-    Of the report's tables alone: code: the texts are code. group: under which an opened row has it.
-    shown: at first, else where all columns are asked for.
-    telling: one of those that tell a row from the others.
+    Only the report's tables use the following fields:
+    code: the texts are code.
+    group: the heading under which an opened row has it.
+    shown: it is shown at first, not only if all columns are asked for.
+    telling: it is one of the columns that distinguish the rows.
     """
 
     heading: str
@@ -47,10 +50,10 @@ class Column:
 
     @cached_property
     def numbers(self) -> Sequence[float | None] | None:
-        """The values, by which rows are sorted and filtered; None for a column of texts."""
-        known = [value for value in self.values if value is not None]
-        is_number = known and all(
-            isinstance(one, int | float) and not isinstance(one, bool) for one in known
+        """The values, by which rows are sorted and filtered; None if they are texts."""
+        known_values = [value for value in self.values if value is not None]
+        is_number = known_values and all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in known_values
         )
         return self.values if is_number else None
 
@@ -62,17 +65,24 @@ class Column:
 def table(
     columns: Iterable[Column], above: Sequence[str] = (), below: Sequence[str] = ()
 ) -> TextTable:
-    """The columns for people, without those that have nothing to show."""
-    shown = [one for one in columns if one.heading and (one.is_setting or not one.is_empty)]
+    """Return the columns as a table for people, without columns that have nothing to show."""
+    shown_columns = [
+        column
+        for column in columns
+        if column.heading and (column.is_setting or not column.is_empty)
+    ]
     return TextTable(
-        [one.heading for one in shown],
-        list(zip(*(one.texts for one in shown), strict=True)),
+        [column.heading for column in shown_columns],
+        list(zip(*(column.texts for column in shown_columns), strict=True)),
         above,
         below,
     )
 
 
 def rows(columns: Iterable[Column]) -> Rows:
-    """The values for programs, a dictionary a row."""
-    named = {column.name: column.values for column in columns if column.name}
-    return [dict(zip(named, values, strict=True)) for values in zip(*named.values(), strict=True)]
+    """Return the values for programs, with a dictionary for each row."""
+    values_by_name = {column.name: column.values for column in columns if column.name}
+    return [
+        dict(zip(values_by_name, values, strict=True))
+        for values in zip(*values_by_name.values(), strict=True)
+    ]

@@ -1,7 +1,8 @@
-"""`best --train`: run the recommended setting in full, keep its model, and say how it is loaded.
+"""`best --train`: train the recommended setting in full, keep its model, and say how to load it.
 
-The command runs as a process of its own, as it would be typed: what it prints is what a run prints.
-Of a script, whose model is its own, the script's command under the setting is printed.
+The training runs in a child process, as if its command were typed, and prints what a run prints.
+For a script, the script's own command under the setting is printed instead, because only the script
+knows its model.
 """
 
 import shlex
@@ -18,7 +19,7 @@ from multicard.records import kept, run_folder
 from multicard.records.text_table import clean
 
 from . import training_command
-from .answers import Answer, of_ranking
+from .answers import Answer, answer_for
 from .commands.best import rankings
 from .commands.ranking import Limits
 from .runs.columns import KINDS
@@ -26,30 +27,30 @@ from .runs.load import Run
 
 
 def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:
-    """Train what is recommended of some runs; returns the exit code of the run.
+    """Train the recommended setting of some runs, and return the exit code of the training.
 
     Raises:
-        ValueError: nothing can be recommended, or there are recommendations for several workloads.
+        ValueError: nothing can be recommended, or the runs are of several workloads.
     """
-    answer = _of_one_workload([of_ranking(ranking) for ranking in rankings(runs, mix, asked)])
+    answer = _only_answer([answer_for(ranking) for ranking in rankings(runs, mix, asked)])
     if answer.failings:
         raise Refusal("train.not-recommended", answer.sentence, setting=answer.setting)
     if answer.command is None:
-        said = (
-            "the command of these runs is not left beside them; run it again with `save=model`, or"
-            " `save=adapter`"
+        text = (
+            "the folder of these runs does not hold their command; run it again with `save=model`,"
+            " or `save=adapter`"
         )
-        raise Refusal("train.no-command", said, setting=answer.setting)
+        raise Refusal("train.no-command", text, setting=answer.setting)
     say(answer.sentence)
     kind = answer.best.runs[0]["kind"]
     words, shortening = training_command.in_full(
         answer.command, answer.best.runs[0].folder.parent.name
     )
     if shortening:
-        left_out = f"In full: without {' '.join(shortening)}."
-        say(Message("train.in-full", left_out, words=shortening))
+        note = f"In full: without {' '.join(shortening)}."
+        say(Message("train.in-full", note, words=shortening))
     entry = KINDS[kind].entry
-    words, config = _composed(entry, words)
+    words, config = _compose_training(entry, words)
     if isinstance(config, ScriptConfig):
         say(
             Message(
@@ -59,38 +60,44 @@ def train(runs: Sequence[Run], asked: Limits, mix: bool) -> int:
             )
         )
         return 0
-    shown = f"{typed(entry)} {shlex.join(words)}"
-    say(Message("train.command", f"Training: `{shown}`", command=shown))
+    command = f"{typed(entry)} {shlex.join(words)}"
+    say(Message("train.command", f"Training: `{command}`", command=command))
     code = child_command.run_to_end([sys.executable, str(ROOT / entry), *words])
-    place = kept_by(Path("multirun") / words[-1].partition("=")[2], config.identity())
-    if code == 0 and place is not None:
+    model_folder = folder_of_kept_model(
+        Path("multirun") / words[-1].partition("=")[2], config.identity()
+    )
+    if code == 0 and model_folder is not None:
         say(
             Message(
-                "train.load", f"The model is in {place}. These lines load it:", folder=str(place)
+                "train.load",
+                f"The model is in {model_folder}. These lines load it:",
+                folder=str(model_folder),
             )
         )
-        say("\n".join(f"  {line}" for line in _lines(place)))
+        say("\n".join(f"  {line}" for line in _lines_to_load(model_folder)))
     return code
 
 
-def _of_one_workload(found: Sequence[Answer]) -> Answer:
-    """The only answer; of several workloads each has its own command,
-    of which one is to be chosen.
+def _only_answer(answers: Sequence[Answer]) -> Answer:
+    """Return the only answer.
+
+    Raises:
+        Refusal: there are several workloads. It names a command for each, to choose from.
     """
-    if len(found) == 1:
-        return found[0]
-    several = [f"{answer.work}: {answer.command or answer.setting}" for answer in found]
-    said = (
-        f"--train: {len(found)} workloads were measured; name the folder of one sweep, or run one"
-        " of: "
+    if len(answers) == 1:
+        return answers[0]
+    commands = [f"{answer.work}: {answer.command or answer.setting}" for answer in answers]
+    text = (
+        f"--train: {len(answers)} workloads were measured; name the folder of one sweep, or run one"
+        " of these: "
     )
     raise Refusal(
-        "train.several", said + "; ".join(map(clean, several)), key="--train", works=len(found)
+        "train.several", text + "; ".join(map(clean, commands)), key="--train", works=len(answers)
     )
 
 
-def _composed(entry: str, words: list[str]) -> tuple[list[str], Any]:
-    """The words with what is to be kept, and the run's configuration."""
+def _compose_training(entry: str, words: list[str]) -> tuple[list[str], Any]:
+    """Add the word that keeps the model or the adapter, and compose the run's configuration."""
     from multicard import workloads
     from multicard.cli import command_line
     from multicard.llm import methods
@@ -100,40 +107,38 @@ def _composed(entry: str, words: list[str]) -> tuple[list[str], Any]:
     workloads.register()
     workload = workloads.of_entry(entry)
 
-    def typed_of(own: list[str]) -> Any:
-        cfg = workloads.composed(entry, command_line.switched(own, workload))
+    def typed_config(typed_words: list[str]) -> Any:
+        cfg = workloads.composed(entry, command_line.switched(typed_words, workload))
         return prepare.typed(workload, task_of(cfg))
 
-    config = typed_of(words)
+    config = typed_config(words)
     if isinstance(config, ScriptConfig):
         return words, config
     has_adapters = isinstance(config, LlmConfig) and methods.chosen(config).adapters
     save = "save=adapter" if has_adapters else "save=model"
     words = [*words[:-1], save, words[-1]]
-    return words, typed_of(words)
+    return words, typed_config(words)
 
 
 def script_command(config: ScriptConfig) -> str:
-    """The command of a script itself, under a configuration's words,
-    variables and number of GPUs.
-    """
+    """Return a script's own command, with a configuration's words, variables and GPUs."""
     from multicard.script import words
 
     module = words.module(config)
     script = ["-m", module] if module else [config.script]
     if config.launch is ScriptLaunch.torchrun:
-        starts = ["torchrun", "--nproc-per-node", str(config.gpus)]
+        launcher = ["torchrun", "--nproc-per-node", str(config.gpus)]
         if config.nodes > 1:
-            starts += ["--nnodes", str(config.nodes)]
+            launcher += ["--nnodes", str(config.nodes)]
     else:
-        starts = ["python"]
+        launcher = ["python"]
     variables: Mapping[str, str] = words.variables(config)
-    named = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return " ".join([*named, shlex.join([*starts, *script, *words.words(config)])])
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*assignments, shlex.join([*launcher, *script, *words.words(config)])])
 
 
-def kept_by(sweep: Path, identity: str) -> Path | None:
-    """The folder of the run of a sweep that has an identity, if it kept its model."""
+def folder_of_kept_model(sweep: Path, identity: str) -> Path | None:
+    """Return the folder of a sweep's run with an identity, if the run kept its model."""
     for path in sorted(sweep.glob(f"*/{run_folder.RESULT}")):
         run = run_folder.read(path.parent)
         saved = getattr(run.record, "saved", None) if run is not None else None
@@ -147,7 +152,7 @@ def kept_by(sweep: Path, identity: str) -> Path | None:
     return None
 
 
-def _lines(folder: Path) -> list[str]:
+def _lines_to_load(folder: Path) -> list[str]:
     if (kept.place_of(folder) / kept.TUNED_MODEL).is_file():
         from multicard.llm import kept_model as tuned_model
 

@@ -1,8 +1,7 @@
-"""The command that trains a recommended setting in full and keeps the model,
-and the one that finds and runs it.
+"""Derive the command that trains a recommended setting in full and keeps the model.
 
-`multicard best FOLDER --train` is offered wherever a setting is recommended: at the end of a sweep,
-by `best` and on the page. All of them take it from here.
+`multicard best FOLDER --train` finds and runs that command. The end of a sweep, `best` and the page
+offer it wherever a setting is recommended, and all of them take it from here.
 """
 
 import os
@@ -17,49 +16,48 @@ from multicard.records.schema import ScriptRecord
 
 from .runs.load import Run
 
-MOST_FOLDERS = 3  # that a command names
-# Keys of a measurement, which say how it was driven, how long it tried a setting,
-# and what it observed
-MEASURING = (Role.trial, Role.observes, Role.sweeps, Role.once, Role.forecast)
-TRACKER = "tracker."  # keys of where records go, those of the training too
-SMOKE = "scale=smoke"
-TRAINED = "trained"  # ends the name of the sweep, as that of the folder that the model is in
+MAX_FOLDERS = 3  # The most folders that a command names.
+# The roles of keys that concern the measurement: how it was driven, how long it tried a setting,
+# and what it observed.
+MEASUREMENT_ROLES = (Role.trial, Role.observes, Role.sweeps, Role.once, Role.forecast)
+TRACKER_GROUP = "tracker."  # These keys say where records go, including those of the training.
+SMOKE_WORD = "scale=smoke"
+TRAINED_SUFFIX = "trained"  # The training's sweep, and the folder of its model, have this suffix.
 
 
-def offered(runs: Iterable[Run]) -> str:
-    """The command that trains what is recommended of these runs, by their sweeps' folders."""
+def train_command(runs: Iterable[Run]) -> str:
+    """Return the command that trains what these runs recommend, with their sweeps' folders."""
     folders = list(dict.fromkeys(run.folder.parent for run in runs))
-    if len(folders) > MOST_FOLDERS:
+    if len(folders) > MAX_FOLDERS:
         folders = [Path(os.path.commonpath(folders))]
-    named = [shlex.quote(link(folder).plain) for folder in folders]
-    return f"{typed('-m analysis')} best {' '.join(named)} --train"
+    folder_names = [shlex.quote(link(folder).plain) for folder in folders]
+    return f"{typed('-m analysis')} best {' '.join(folder_names)} --train"
 
 
-def keeps(kind: str) -> str:
-    """What that command does, in words behind it."""
+def description(kind: str) -> str:
+    """Say what that command does, for a comment behind it."""
     if kind == ScriptRecord.kind:
         return "prints the script's own command under this setting"
     return "trains it in full and keeps the model"
 
 
 def in_full(command: str, sweep: str) -> tuple[list[str], list[str]]:
-    """The words of a setting's command that trains it in full,
-    and those that shortened the measurement.
+    """Return the words that train a setting in full, and the words that shortened its measurement.
 
     Args:
-        command: that measures the setting, with the entry.
-        sweep: the name of the sweep that found it.
+        command: the command that measures the setting, including the entry.
+        sweep: the name of the sweep that measured it.
     """
     words = [word for word in shlex.split(command) if "=" in word]
     shortening = [word for word in words if _shortens(word)]
-    kept = [word for word in words if word not in shortening and not _is_of_the_measurement(word)]
-    # no roles: set anew
-    kept = [word for word in kept if word.partition("=")[0] not in ("name", "save")]
-    return [*kept, f"name={sweep}-{TRAINED}"], shortening
+    kept_words = [word for word in words if word not in shortening and not _only_measures(word)]
+    # no roles: these keys are set anew.
+    kept_words = [word for word in kept_words if word.partition("=")[0] not in ("name", "save")]
+    return [*kept_words, f"name={sweep}-{TRAINED_SUFFIX}"], shortening
 
 
 def _roles(word: str) -> Role:
-    """The roles of a word's key, and of the group that it is in."""
+    """Return the roles of a word's key, and of the group that contains the key."""
     key = word.lstrip("+").partition("=")[0]
     group = key.partition("/")[0].partition(".")[0]
     return (
@@ -69,13 +67,20 @@ def _roles(word: str) -> Role:
     )
 
 
-def _is_of_the_measurement(word: str) -> bool:
-    return not word.startswith(TRACKER) and any(role in _roles(word) for role in MEASURING)
+def _only_measures(word: str) -> bool:
+    return not word.startswith(TRACKER_GROUP) and any(
+        role in _roles(word) for role in MEASUREMENT_ROLES
+    )
 
 
 def _shortens(word: str) -> bool:
-    """True for a word that takes a part of the work: so many steps, rows or images. A share of the
-    data that is tested on, as `dataset.split=0.2`, shortens nothing.
+    """Return True if a word limits the work to some steps, rows or images.
+
+    A share of the data to test on, such as `dataset.split=0.2`, does not shorten the work.
     """
     is_amount = word.partition("=")[2].isdigit()
-    return word == SMOKE or Role.trial in _roles(word) or (Role.part in _roles(word) and is_amount)
+    return (
+        word == SMOKE_WORD
+        or Role.trial in _roles(word)
+        or (Role.part in _roles(word) and is_amount)
+    )

@@ -1,4 +1,7 @@
-"""Measurements of multicard itself. Ratios come from interleaved rounds: machines are noisy."""
+"""Measure multicard itself.
+
+Machines are noisy, so ratios are taken between turns of the same round (`interleaved`).
+"""
 
 import argparse
 import json
@@ -22,12 +25,12 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = Path(__file__).parent.parent
-Name = TypeVar("Name")
+TurnName = TypeVar("TurnName")
 Figure = TypeVar("Figure")
 
 
 def parser(description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
-    """A parser whose help is a module's docstring, with `--rounds` if there is a default for it."""
+    """Return a parser that prints `description` as help, with `--rounds` if it has a default."""
     result = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -37,14 +40,14 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
 
 
 def device_here() -> "torch.device":
-    """The first GPU, or the CPU."""
+    """Return the first GPU, or the CPU if there is none."""
     import torch
 
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def machine(device: "torch.device | None" = None) -> str:
-    """The hardware, a GPU instead of the CPU where one is measured, and its present load."""
+    """Describe the hardware and its present load. The GPU replaces the CPU if it is measured."""
     name = cpu_model()
     if device is not None and device.type == "cuda":
         import torch
@@ -54,12 +57,14 @@ def machine(device: "torch.device | None" = None) -> str:
 
 
 def interleaved(
-    turns: Mapping[Name, Callable[[], Figure]], rounds: int
-) -> dict[Name, list[Figure]]:
-    """Take all turns once per round, forwards and backwards by turns; the figures of each,
-    by round.
+    turns: Mapping[TurnName, Callable[[], Figure]], rounds: int
+) -> dict[TurnName, list[Figure]]:
+    """Take all turns once per round, in an order that alternates between forward and backward.
+
+    Returns:
+        The figures of each turn, by round.
     """
-    figures: dict[Name, list[Figure]] = {name: [] for name in turns}
+    figures: dict[TurnName, list[Figure]] = {name: [] for name in turns}
     for number in range(rounds):
         for name in turns if number % 2 == 0 else reversed([*turns]):
             figures[name].append(turns[name]())
@@ -67,19 +72,20 @@ def interleaved(
 
 
 def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
-    """Ratios round by round."""
+    """Divide round by round."""
     return [top / bottom for top, bottom in zip(tops, bottoms, strict=True)]
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median and upper quartile of at least two rounds."""
+    """Return the lower quartile, median and upper quartile of at least two values."""
     low, middle, high = statistics.quantiles(values, n=4)
     return low, middle, high
 
 
 def python(*arguments: str) -> str:
-    """Run `python ARGUMENTS` at the root of the repository. Returns its output;
-    exits with all of it if it fails.
+    """Run `python ARGUMENTS` at the root of the repository, and return its output.
+
+    If the command fails, exit with all of its output.
     """
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False
@@ -89,8 +95,8 @@ def python(*arguments: str) -> str:
     return done.stdout
 
 
-def measured(entry: str, *words: str) -> "tuple[dict[str, Any], pa.Table]":
-    """The record of a run of an entry, and its steps as steps.parquet has them."""
+def measured_run(entry: str, *words: str) -> "tuple[dict[str, Any], pa.Table]":
+    """Run an entry, and return its record and the table of its steps."""
     import pyarrow.parquet as pq
 
     with tempfile.TemporaryDirectory() as folder:
@@ -100,6 +106,6 @@ def measured(entry: str, *words: str) -> "tuple[dict[str, Any], pa.Table]":
 
 
 def configuration(entry: str, *overrides: str) -> Any:
-    """The configuration of an entry as its dataclass."""
+    """Compose the configuration of an entry as a dataclass."""
     workloads.register()
     return OmegaConf.to_object(task_of(workloads.composed(entry, overrides)))

@@ -1,11 +1,11 @@
-"""A GPU that is not there: torch takes it for one, and Inductor generates its code for it.
+"""Pretend that this machine has a GPU, so that Inductor generates its code.
 
-Tensors on it are fake: they have a shape, a type and a device, and no values. Nothing is computed,
-no kernel is compiled, and no graphics driver is needed; a C compiler is.
+Tensors on the absent GPU are fake: they have a shape, a type and a device, but no values. Nothing
+is computed, and no kernel is compiled. A C compiler is needed, but no graphics driver.
 
-torch itself traces fake tensors of a device `cuda` without one, but not their gradients: its
-autograd engine asks the CUDA runtime for the device and its streams. `absent_gpu.c` answers in the
-runtime's place.
+torch can trace fake tensors on an absent `cuda` device, but not their gradients: its autograd
+engine asks the CUDA runtime for the device and its streams. The library built from `absent_gpu.c`
+answers in place of the runtime.
 """
 
 import ctypes
@@ -27,15 +27,13 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 DEVICE = "cuda:0"
-# of an H200: 9.0, threads
-CAPABILITY = 90
-WARP = 32
+CAPABILITY = 90  # the compute capability 9.0 of an H200
+WARP = 32  # threads
 DRIVER = "libcuda.so.1"
 
 
 def load_runtime() -> None:
-    """Have this process's torch find a CUDA runtime with one device. Call it before torch is
-    imported.
+    """Make torch find a CUDA runtime with one device. Call this before torch is imported.
 
     Raises:
         Refusal: there is no C compiler, or torch was installed without CUDA.
@@ -45,61 +43,67 @@ def load_runtime() -> None:
     if compiler is None:
         raise Refusal(
             "absent-gpu.compiler",
-            "no C compiler is installed, of which the GPU's stand-in is made: install gcc",
+            "no C compiler is installed, which builds the GPU's stand-in: install gcc",
         )
     source = Path(__file__).with_suffix(".c")
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, DRIVER)
-        named = f"-Wl,-soname,{DRIVER}"  # whoever opens the driver by its name is given this one
-        words = [compiler, "-shared", "-fPIC", named, *_headers(), "-o", str(library), str(source)]
+        soname = f"-Wl,-soname,{DRIVER}"  # Programs that open the driver by name get this library.
+        words = [compiler, "-shared", "-fPIC", soname, *_headers(), "-o", str(library), str(source)]
         subprocess.run(words, check=True)
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # stays loaded without its file
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # It stays loaded after its file is deleted.
 
 
 def _headers() -> list[str]:
-    """The compiler's words for the headers of the CUDA runtime that torch was built with; Triton
-    brings those that the runtime's own package lacks."""
+    """Return the compiler's options for the headers of the CUDA runtime that torch was built with.
+
+    Triton brings the headers that the runtime's package lacks.
+    """
     packages = Path(str(distribution("torch").locate_file("")))
-    own = sorted(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
-    if not own:
+    runtime_headers = sorted(packages.glob("nvidia/*/include/cuda_runtime_api.h"))
+    if not runtime_headers:
         raise Refusal(
             "absent-gpu.no-cuda",
             "torch was installed without CUDA, so it generates no code for GPUs",
         )
     return [
-        f"-I{folder}" for folder in (own[0].parent, packages / "triton/backends/nvidia/include")
+        f"-I{folder}"
+        for folder in (runtime_headers[0].parent, packages / "triton/backends/nvidia/include")
     ]
 
 
 @contextmanager
-def pretended() -> Iterator["FakeTensorMode"]:
-    """torch and Inductor take the device for an H200 here. Tensors are made on it while the mode
-    that this gives is entered too; what is compiled is called outside it."""
+def pretend_gpu() -> Iterator["FakeTensorMode"]:
+    """Make torch and Inductor take the device for an H200 in this context.
+
+    Yields:
+        The mode in which tensors are made on the device. Call compiled functions outside it.
+    """
     import triton
     from torch._inductor.fx_passes.joint_graph import UniformValueConstantFolder
     from torch._subclasses.fake_tensor import FakeTensorMode
     from triton.backends.compiler import GPUTarget
 
     class AbsentDriver:
-        """What Inductor asks of Triton's driver."""
+        """The part of Triton's driver that Inductor asks."""
 
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", CAPABILITY, WARP)
 
-    folded = UniformValueConstantFolder.run
+    fold_constants = UniformValueConstantFolder.run
 
-    def folded_on_the_host(
+    def fold_constants_on_host(
         folder: UniformValueConstantFolder, *inputs: Any, **keywords: Any
     ) -> Any:
         with _on_the_host():
-            return folded(folder, *inputs, **keywords)
+            return fold_constants(folder, *inputs, **keywords)
 
     with ExitStack() as patches:
         for name, value in {
             "torch._subclasses.fake_tensor.init_gpu_context": lambda _: None,
             "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
             "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder.run": (
-                folded_on_the_host
+                fold_constants_on_host
             ),
         }.items():
             patches.enter_context(mock.patch(name, value))
@@ -108,8 +112,10 @@ def pretended() -> Iterator["FakeTensorMode"]:
 
 
 def _on_the_host() -> Any:
-    """A context in which tensors made on a device are made on the host: Inductor folds constants by
-    their values."""
+    """Return a context in which tensors meant for a device are made on the host.
+
+    Inductor folds constants by their values, which fake tensors do not have.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -125,12 +131,13 @@ def _on_the_host() -> Any:
     return OnTheHost()
 
 
-def put(model: "nn.Module", layout: Any) -> None:
-    """Put a model on the device, in place: `Module.to` cannot turn its parameters into fake ones.
-    Call it in the mode of `pretended`.
+def move_model(model: "nn.Module", layout: Any) -> None:
+    """Move a model to the device in place. Call this in the mode of `pretend_gpu`.
+
+    `Module.to` cannot turn its parameters into fake ones.
 
     Args:
-        layout: the memory format of its weights of four dimensions.
+        layout: the memory format of weights with four dimensions.
     """
     import torch
     from torch import nn

@@ -1,10 +1,9 @@
-"""TRL's own trainer, with nothing of multicard: the script that
-`benchmarks.engine` measures `engine=trl` against.
+"""Train with TRL alone, without multicard: `benchmarks.engine` compares `engine=trl` with it.
 
     torchrun benchmarks/bare_sft.py --steps 60 --batch 8 --length 64 --hidden 256 ...
 
-A Llama of these sizes with random weights, all of them trained,
-on rows of random tokens of one length.
+The script trains all weights of a randomly initialized Llama of these sizes. Its rows are random
+tokens of one length.
 """
 
 import argparse

@@ -1,16 +1,19 @@
-"""How often a step that is predicted from repeated runs lies in its interval, in made worlds.
+"""How often is a step within the interval that was predicted from repeated runs, in made worlds?
 
     python -m benchmarks.beside_others [--worlds 1000] [--seed 1]
 
 Each world has settings on CPU ranks whose steps differ from run to run by a known standard
-deviation. The next run of one of them is predicted by the others (`multicard.estimate`): alone, and
-beside others that stay as busy as during all of these runs. Printed is the share of next runs that
-lie in the 90 % interval.
+deviation. The other runs predict the next run of one setting (`multicard.estimate`). Either the
+runs have the machine to themselves, or other programs keep it equally busy during all runs. The
+table has the share of next runs within the 90 % interval.
 
-- usual: runs differ as is assumed before any was repeated (`CPU_SD`, `BUSY_SD`): the goal is 88 to
-  95 %. Predicted from single runs, the interval says only what was assumed.
-- half, and 1.5 times: they differ by so much less, or more. There is no goal: this shows how fast
-  repetitions teach it. Intervals that reach beyond twice the step beside others are not given.
+- usual: Runs differ by the standard deviation that is assumed before any run is repeated
+  (`CPU_SD`, `BUSY_SD`). The goal is 88 to 95 %. From single runs, the interval only states this
+  assumption.
+- half, 1.5 times: Runs differ by half of that, or by 1.5 times as much. There is no goal. This
+  shows how fast repetitions correct the assumption.
+
+Beside others, intervals that reach beyond twice the step are not given.
 """
 
 import math
@@ -33,19 +36,24 @@ from multicard.records import text_table
 from multicard.records.limits import LOADED
 from multicard.records.schema_parts import PredictedInterval
 
-REPEATED = ((1, 1), (1, 2), (1, 3), (1, 5), (4, 2), (8, 3))  # settings, and runs of each
-TIMES = {"usual": 1.0, "half": 0.5, "1.5 times": 1.5}  # how runs differ, over what is assumed
+REPEATED = ((1, 1), (1, 2), (1, 3), (1, 5), (4, 2), (8, 3))  # number of settings, and runs of each
+# The standard deviation of runs, as a multiple of the assumed one.
+TIMES = {"usual": 1.0, "half": 0.5, "1.5 times": 1.5}
 LEAST = 0.88
 MOST = 0.95
-BUSY = 0.5  # of the cores, for others
+BUSY = 0.5  # the share of the cores that other programs use
 HEADINGS = ("others", "settings", "runs", "differ", "covered", "given", "to either side", "met")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Next runs inside their interval, of those that have one; given: share of all that have one.
+    """How often next runs are inside their interval, in worlds of one kind.
 
-    half: the median of half of the interval, on a logarithm's scale.
+    Attributes:
+        beside: whether other programs keep the machine busy.
+        covered: the share of next runs inside, among the runs that have an interval.
+        given: the share of runs that have an interval.
+        half: the median of half the interval's width, on a logarithmic scale.
     """
 
     beside: bool
@@ -58,14 +66,14 @@ class Coverage:
 
     @property
     def meets_goal(self) -> bool | None:
-        """None where there is no goal."""
+        """Return whether the goal is met; None if there is no goal."""
         return LEAST <= self.covered <= MOST if self.differ == "usual" else None
 
 
 def world(
     random: np.random.Generator, settings: int, runs: int, sd: float, beside: bool
 ) -> list[StepObservation]:
-    """Runs of settings whose steps differ by so much from run to run, and take a second."""
+    """Make runs of settings. A step takes one second, with the log standard deviation `sd`."""
     marks, busy = (LOADED.sign, BUSY) if beside else ("", 0.0)
     observations = []
     for setting, _ in product(range(settings), range(runs)):
@@ -83,17 +91,17 @@ def world(
     return observations
 
 
-def interval(seen: Sequence[StepObservation], beside: bool) -> PredictedInterval | None:
-    """The 90 % interval of the next run of the first setting; None where none is given."""
-    found: list[StepEstimate] = cells(seen, "a commit", CPU_SD)
-    first = next(cell for cell in found if cell.setting["batch_size"] == "8")
+def interval(known: Sequence[StepObservation], beside: bool) -> PredictedInterval | None:
+    """Return the 90 % interval of the next run of the first setting, or None if none is given."""
+    estimates: list[StepEstimate] = cells(known, "a commit", CPU_SD)
+    first = next(cell for cell in estimates if cell.setting["batch_size"] == "8")
     return first.as_busy if beside else first.interval
 
 
 def coverage(
     random: np.random.Generator, worlds: int, settings: int, runs: int, differ: str, beside: bool
 ) -> Coverage:
-    """How many next runs of so many worlds are predicted."""
+    """Predict the next run in each of `worlds` worlds, and count the runs inside their interval."""
     sd = TIMES[differ] * (BUSY_SD if beside else CPU_SD)
     inside: list[bool] = []
     halves: list[float] = []
@@ -108,7 +116,7 @@ def coverage(
     return Coverage(beside, settings, runs, differ, covered, len(inside) / worlds, half)
 
 
-def every(worlds: int, seed: int) -> list[Coverage]:
+def all_coverages(worlds: int, seed: int) -> list[Coverage]:
     random = np.random.default_rng(seed)
     return [
         coverage(random, worlds, settings, runs, differ, beside)
@@ -116,28 +124,28 @@ def every(worlds: int, seed: int) -> list[Coverage]:
     ]
 
 
-def row(one: Coverage) -> tuple[str, ...]:
+def row(coverage: Coverage) -> tuple[str, ...]:
     return (
-        "as busy" if one.beside else "none",
-        str(one.settings),
-        str(one.runs),
-        one.differ,
-        f"{one.covered:.1%}",
-        f"{one.given:.0%}",
-        f"{math.exp(one.half):.2f} times",
-        {None: "-", True: "yes", False: "no"}[one.meets_goal],
+        "as busy" if coverage.beside else "none",
+        str(coverage.settings),
+        str(coverage.runs),
+        coverage.differ,
+        f"{coverage.covered:.1%}",
+        f"{coverage.given:.0%}",
+        f"{math.exp(coverage.half):.2f} times",
+        {None: "-", True: "yes", False: "no"}[coverage.meets_goal],
     )
 
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--worlds", type=int, default=1000, help="of each kind")
+    options.add_argument("--worlds", type=int, default=1000, help="worlds of each kind")
     options.add_argument("--seed", type=int, default=1)
     arguments = options.parse_args()
-    found = every(arguments.worlds, arguments.seed)
-    for line in text_table.text(HEADINGS, [row(one) for one in found], 100, "lrrlrrrl"):
+    coverages = all_coverages(arguments.worlds, arguments.seed)
+    for line in text_table.text(HEADINGS, [row(cover) for cover in coverages], 100, "lrrlrrrl"):
         print(line)
-    goals = [one.meets_goal for one in found if one.meets_goal is not None]
+    goals = [cover.meets_goal for cover in coverages if cover.meets_goal is not None]
     print(f"{sum(goals)} of {len(goals)} meet the goal, {LEAST:.0%} to {MOST:.0%} covered")
 
 

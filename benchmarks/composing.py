@@ -1,10 +1,10 @@
-"""How long the cells of a sweep take to compose, beside Hydra's own composing of each.
+"""Measure how long the cells of a sweep take to compose, compared with Hydra's own composition.
 
     python -m benchmarks.composing [--cells 200 2000] [--rounds 3]
 
-Cells are `seed=range(0,N/2) precision=fp32,bf16`. Both take turns; Hydra composes at most --most
-cells a turn, as it takes a tenth of a second for each. Prints medians over the rounds,
-and quartiles.
+The cells are `seed=range(0,N/2) precision=fp32,bf16`. Both ways take turns. Hydra takes a tenth of
+a second for each cell, so it composes at most --most cells a turn. The table has the median over
+the rounds, and the quartiles.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ def words_of(cells: int) -> list[list[str]]:
 
 
 def composed_s(cells: int, by_hydra: bool) -> float:
-    """Seconds to compose so many cells."""
+    """Return the seconds to compose `cells` cells."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         sweep = loader.load_configuration(ENTRY, [], RunMode.MULTIRUN)
@@ -49,7 +49,9 @@ def composed_s(cells: int, by_hydra: bool) -> float:
 def main() -> None:
     options = parser(__doc__, rounds=3)
     options.add_argument("--cells", type=int, nargs="+", default=[200, 2000])
-    options.add_argument("--most", type=int, default=100, help="cells that Hydra composes a turn")
+    options.add_argument(
+        "--most", type=int, default=100, help="most cells that Hydra composes in a turn"
+    )
     args = options.parse_args()
     workloads.register()
     turns = {

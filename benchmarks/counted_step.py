@@ -1,5 +1,4 @@
-"""A step of training and a batch of evaluation on a GPU that is not there: what they launch and
-which bytes they move."""
+"""Count the kernels and the bytes of a training step and of an evaluated batch, without a GPU."""
 
 import tempfile
 from collections import Counter
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from benchmarks import absent_gpu
-from benchmarks.kernel_bytes import BATCH, EagerLaunches, Graph, generated
+from benchmarks.kernel_bytes import BATCH, EagerLaunches, Graph, collect_graphs
 from multicard.config.vision import VisionConfig
 from multicard.ranks.process import Rank
 from multicard.records.progress import Board
@@ -28,17 +27,18 @@ from multicard.vision.precision import choose
 from multicard.vision.strategy import STRATEGIES
 
 CLASSES = 10
-SOURCE_SIDE = 28  # pixels of the images in the data set, as MNIST's
-BATCHES = 4  # of the made data set
+SOURCE_SIDE = 28  # The images of the data set have 28 x 28 pixels, like MNIST's.
+BATCHES = 4  # The made data set has this number of batches.
 
 
 @dataclass
 class StepCount:
-    """What a step, and an evaluation of a batch, launch.
+    """The launches of a training step and of the evaluation of a batch.
 
-    graphs: generated code, of forward and backward pass and of inference.
-    batch, step, evaluation: launches outside these graphs, by operation: making the batch, the
-    step, the evaluation.
+    Attributes:
+        graphs: the generated code of the forward pass, the backward pass and inference.
+        batch, step, evaluation: the launches outside these graphs, by operation, while the batch is
+            made, in the step, and in the evaluation.
     """
 
     graphs: list[Graph]
@@ -48,55 +48,57 @@ class StepCount:
 
     @property
     def outside(self) -> int:
-        """Launches of a step outside generated code."""
+        """Return the number of launches of a step outside generated code."""
         return sum(self.batch.values()) + sum(self.step.values())
 
 
 def count_step(config: VisionConfig, options: Mapping[str, Any] | None = None) -> StepCount:
-    """Count what the training loop of one GPU launches with this configuration, on grey images of
-    28 pixels a side that the GPU holds (`loader=device`; with others a batch is there already).
+    """Count the launches of the training loop on one GPU with this configuration.
+
+    The images are grey, 28 x 28 pixels, and reside on the GPU (`loader=device`). With other
+    loaders, each batch is on the device already.
 
     Args:
-        options: of Inductor, by its own names, beside those of the project.
+        options: options of Inductor, by their names there, which are set besides the project's.
     """
     torch._dynamo.reset()
-    own = compiling.inductor_options
+    project_options = compiling.inductor_options
 
-    def options_with(*of_model: Any) -> dict[str, Any]:
-        # they are recorded on a device, of the same kernels
-        graphs_run = {"triton.cudagraphs": False}
-        return {**own(*of_model), **graphs_run, **(options or {})}
+    def options_with(*model_arguments: Any) -> dict[str, Any]:
+        # CUDA graphs would be recorded on a device. They consist of the same kernels.
+        without_graphs = {"triton.cudagraphs": False}
+        return {**project_options(*model_arguments), **without_graphs, **(options or {})}
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(compiling, "inductor_options", options_with))
-        mode = stack.enter_context(absent_gpu.pretended())
-        graphs = stack.enter_context(generated(mode))
+        mode = stack.enter_context(absent_gpu.pretend_gpu())
+        graphs = stack.enter_context(collect_graphs(mode))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = models.build(config.model, CLASSES, config.dataset.image_size)
         with mode:
-            absent_gpu.put(model, memory_format(config))
+            absent_gpu.move_model(model, memory_format(config))
             loop = _loop(config, model, folder)
             make = _batches(config, loop)
         return _counted(loop, make, mode, graphs)
 
 
 def _loop(config: VisionConfig, model: nn.Module, folder: Path) -> Loop:
-    """The training loop as `train.train` makes it, of a model on the device."""
+    """Return the training loop of a model on the device, as `train.train` makes it."""
     device = torch.device(absent_gpu.DEVICE)
     rank = Rank(0, 0, 1, device, "nccl", 1)
     precision = choose(config.precision.name, device)
     compiling.compile_model(model, config, device.type)
     samples = BATCHES * config.batch_size
     share = STRATEGIES[config.strategy.name].share(model, samples, config, rank)
-    optimisation = optim.build(
+    optimization = optim.build(
         share.model, config, config.epochs * share.steps, precision.scale_loss, device
     )
     Board(folder, 1, create=True)
-    return Loop(rank, config, share, optimisation, folder)
+    return Loop(rank, config, share, optimization, folder)
 
 
 def _batches(config: VisionConfig, loop: Loop) -> Callable[[], Batch]:
-    """What makes a batch on the device."""
+    """Return a function that makes a batch on the device."""
     size = config.batch_size
     side = config.dataset.image_size
     device = loop.rank.device
@@ -104,9 +106,10 @@ def _batches(config: VisionConfig, loop: Loop) -> Callable[[], Batch]:
         ready = torch.empty(size, 1, side, side, dtype=loop.precision.transfer_dtype, device=device)
         labels = torch.empty(size, dtype=torch.int64, device=device)
         return lambda: Batch(ready, labels, images_bytes=0, labels_bytes=0)
-    draws = np.arange(BATCHES * size)
+    indices = np.arange(BATCHES * size)
     split = Split(
-        np.zeros((len(draws), SOURCE_SIDE, SOURCE_SIDE), np.uint8), np.zeros(len(draws), np.int64)
+        np.zeros((len(indices), SOURCE_SIDE, SOURCE_SIDE), np.uint8),
+        np.zeros(len(indices), np.int64),
     )
     dtype = loop.precision.transfer_dtype
     source = LoaderInput(
@@ -121,15 +124,17 @@ def _batches(config: VisionConfig, loop: Loop) -> Callable[[], Batch]:
         compiled=loop.compiled,
     )
     loader = Resident(source)
-    loader.order = torch.empty(len(draws), dtype=torch.int64, device=device)
+    loader.order = torch.empty(len(indices), dtype=torch.int64, device=device)
     return lambda: Batch(
-        *loader._batch(slice(0, size), draws, draws), images_bytes=0, labels_bytes=0
+        *loader._batch(slice(0, size), indices, indices), images_bytes=0, labels_bytes=0
     )
 
 
 def _counted(loop: Loop, make: Callable[[], Batch], mode: Any, graphs: list[Graph]) -> StepCount:
-    """Each part is run twice and its second time counted: the first makes what stays, as the
-    optimiser's state."""
+    """Run each part twice and count the second run.
+
+    The first run allocates lasting tensors, such as the optimizer's state.
+    """
     batches: list[Batch] = []
     with mode:
         sums = torch.zeros(4, dtype=torch.float64, device=loop.rank.device)
@@ -141,7 +146,7 @@ def _counted(loop: Loop, make: Callable[[], Batch], mode: Any, graphs: list[Grap
     def step() -> None:
         _, loss = loop.step(iter(batches[-1:]))
         assert loss is not None
-        loop.losses[0] = loss  # as `Loop.train_epoch` keeps it
+        loop.losses[0] = loss  # `Loop.train_epoch` stores it like this.
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -156,9 +161,9 @@ def _counted(loop: Loop, make: Callable[[], Batch], mode: Any, graphs: list[Grap
         return counts[-1]
 
     loop.share.model.train()
-    of_batch = launches(make_batch)
+    batch_launches = launches(make_batch)
     for graph in graphs:
         graph.part = BATCH
-    of_step = launches(step)
+    step_launches = launches(step)
     loop.share.evaluated.eval()
-    return StepCount(graphs, of_batch, of_step, launches(evaluate))
+    return StepCount(graphs, batch_launches, step_launches, launches(evaluate))

@@ -1,19 +1,19 @@
-"""Depthwise convolutions of `model.depthwise=triton`: what they would take by count,
-and what they take on a GPU.
+"""Depthwise convolutions of `model.depthwise=triton`: estimate their time, or measure it on a GPU.
 
     python -m benchmarks.depthwise [--expected] [--model mobilenet_v2]
         [--image-size 500] [--batch-size 64]
 
-`--expected` needs no GPU. Each pass of each layer is compiled for an H200 (compute capability 9.0);
-its instructions are counted in that code and multiplied by the warps that run it. Its bytes are a
-formula: each tensor read and written once, the parts of the taps' gradient too. A pass takes as
-long as the slower of the two: the bytes at 75 % of the speed of a copy, as BatchNorm's kernels
-reach on that GPU, or the instructions at a share of the slots in which its schedulers can issue
-one. Which share is not known; kernels of this kind that were measured used 25 to 57 %.
+`--expected` needs no GPU. Each pass of each layer is compiled for an H200 (compute capability 9.0).
+The instructions in that code are counted and multiplied by the number of warps that run it. The
+bytes follow from a formula: each tensor is read and written once, and so are the partial sums of
+the weight's gradient. A pass takes as long as the slower of two estimates. The bytes move at 75 %
+of the speed of a copy, which BatchNorm's kernels reach on that GPU. The instructions use a share of
+the slots in which the schedulers can issue one. This share is not known, so the table has several;
+similar kernels that were measured used 25 to 57 %.
 
-Without it, on a GPU: the errors of both passes against float64, in units of the type's rounding of
-the sum of the absolute products; and the kernels' own times beside those of PyTorch's convolution,
-means of five launches. The rows follow once more as JSON.
+Without `--expected`, the passes run on a GPU. Their errors against float64 are in units of the
+type's epsilon times the sum of the absolute products. The times of the kernels, as means of five
+launches, are compared with PyTorch's convolution. The rows are also printed as JSON.
 """
 
 import argparse
@@ -38,20 +38,22 @@ from multicard.vision.depthwise import (
     outputs_of,
 )
 
-# of a copy within an H200, and the share that elementwise kernels reach
-BYTES_PER_S = 4.291e12
-REACHED = 0.75
-SLOTS_PER_S = 132 * 4 * 1.755e9  # multiprocessors, schedulers, clock: an instruction of a warp each
-SHARES = (0.25, 0.40, 0.60, 0.70)
-H200 = 90
+COPY_BYTES_PER_S = 4.291e12  # the speed of a copy within an H200
+SHARE_OF_COPY = 0.75  # the share of that speed that elementwise kernels reach
+# Multiprocessors, schedulers of each, and clock: a scheduler issues one warp's instruction a cycle.
+SLOTS_PER_S = 132 * 4 * 1.755e9
+SLOT_SHARES = (0.25, 0.40, 0.60, 0.70)
+H200_CAPABILITY = 90
 LAUNCHES = 5
 PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A depthwise convolution: images (channels, side, side).
-    count: of such layers in the model.
+    """A depthwise convolution of images (channels, side, side).
+
+    Attributes:
+        count: the number of such layers in the model.
     """
 
     channels: int
@@ -72,8 +74,8 @@ class Layer:
 
 
 def layers_of(name: str, size: int) -> list[Layer]:
-    """The layers of a model that `model.depthwise=triton` computes, equal ones together."""
-    found: dict[Layer, int] = {}
+    """Return the layers of a model that `model.depthwise=triton` computes, equal layers as one."""
+    counts: dict[Layer, int] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(module, DepthwiseTriton)
@@ -81,7 +83,7 @@ def layers_of(name: str, size: int) -> list[Layer]:
         kernel, _ = module.kernel_size
         stride, _ = module.stride
         layer = Layer(module.in_channels, side, kernel, stride)
-        found[layer] = found.get(layer, 0) + 1
+        counts[layer] = counts.get(layer, 0) + 1
 
     with torch.device("meta"):
         model = models.build(ModelConfig(name, depthwise=Depthwise.triton), 10, size).eval()
@@ -89,15 +91,22 @@ def layers_of(name: str, size: int) -> list[Layer]:
             if isinstance(module, DepthwiseTriton):
                 module.register_forward_pre_hook(note)
         model(torch.empty(1, 3, size, size))
-    return [replace(layer, count=count) for layer, count in found.items()]
+    return [replace(layer, count=count) for layer, count in counts.items()]
 
 
-# ---- by count
+# ---- estimates from counts
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A pass of a layer. instructions: of all warps."""
+class PassCost:
+    """The cost of a pass of a layer.
+
+    Attributes:
+        registers, stack_bytes: the registers and the stack of a thread.
+        bytes: the bytes that the pass moves.
+        instructions: the instructions of all warps.
+        values: the number of values that the pass computes.
+    """
 
     layer: Layer
     kind: str
@@ -105,16 +114,18 @@ class Expected:
     stack_bytes: int
     bytes: int
     instructions: int
-    values: int  # that it computes
+    values: int
 
     def ms(self, share: float) -> float:
-        """Milliseconds, where instructions are issued in a share of the slots."""
-        by_bytes = self.bytes / (BYTES_PER_S * REACHED)
+        """Return milliseconds, if instructions are issued in this share of the slots."""
+        by_bytes = self.bytes / (COPY_BYTES_PER_S * SHARE_OF_COPY)
         return 1000 * max(by_bytes, self.instructions / (SLOTS_PER_S * share))
 
 
-def expected(layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.float16) -> Expected:
-    """What a pass of a layer would take on an H200, by its code."""
+def expected_cost(
+    layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.float16
+) -> PassCost:
+    """Count the cost of a pass of a layer in its code for an H200."""
     images = layer.images(batch, dtype, "meta")
     side = outputs_of(layer.side, layer.stride)
     outputs = batch * layer.channels * side**2
@@ -131,16 +142,16 @@ def expected(layer: Layer, kind: str, batch: int, dtype: torch.dtype = torch.flo
         sums_bytes = launch.parts * layer.kernel**2 * layer.channels * total.itemsize
         moved += images.numel() * images.itemsize + 2 * sums_bytes
     kernel = getattr(depthwise_kernels, kind)
-    code = ahead_of_time.compiled(kernel, tensors, constants, launch.options, H200)
+    code = ahead_of_time.compile_kernel(kernel, tensors, constants, launch.options, H200_CAPABILITY)
     instructions = (
         launch.programs * launch.options["num_warps"] * (code.rest + constants["ROWS"] * code.loop)
     )
     values = outputs if kind == "forward" else images.numel()
-    return Expected(layer, kind, code.registers, code.stack_bytes, moved, instructions, values)
+    return PassCost(layer, kind, code.registers, code.stack_bytes, moved, instructions, values)
 
 
 def expected_table(layers: list[Layer], batch: int) -> list[str]:
-    """A row for each pass of each layer, of all its launches, and the sums."""
+    """Make a table with a row for each pass of each layer, over all its launches, and the sums."""
     headings = [
         "layer",
         "n",
@@ -148,30 +159,39 @@ def expected_table(layers: list[Layer], batch: int) -> list[str]:
         "registers",
         "MB",
         "instructions a value",
-        *(f"ms at {s:.0%}" for s in SHARES),
+        *(f"ms at {s:.0%}" for s in SLOT_SHARES),
     ]
     rows = []
     for kind in PASSES:
-        found = [expected(layer, kind, batch) for layer in layers]
-        for one in found:
-            count = one.layer.count
-            each = f"{32 * one.instructions / one.values:.0f}"
-            times = [f"{count * one.ms(share):.2f}" for share in SHARES]
-            moved = f"{count * one.bytes / 1e6:,.0f}"
-            rows.append([one.layer.name, str(count), kind, str(one.registers), moved, each, *times])
-        moved = f"{sum(one.layer.count * one.bytes for one in found) / 1e6:,.0f}"
-        sums = [f"{sum(one.layer.count * one.ms(share) for one in found):.2f}" for share in SHARES]
+        costs = [expected_cost(layer, kind, batch) for layer in layers]
+        for cost in costs:
+            count = cost.layer.count
+            per_value = f"{32 * cost.instructions / cost.values:.0f}"
+            times = [f"{count * cost.ms(share):.2f}" for share in SLOT_SHARES]
+            moved = f"{count * cost.bytes / 1e6:,.0f}"
+            rows.append(
+                [cost.layer.name, str(count), kind, str(cost.registers), moved, per_value, *times]
+            )
+        moved = f"{sum(cost.layer.count * cost.bytes for cost in costs) / 1e6:,.0f}"
+        sums = [
+            f"{sum(cost.layer.count * cost.ms(share) for cost in costs):.2f}"
+            for share in SLOT_SHARES
+        ]
         rows.append(["all", str(sum(layer.count for layer in layers)), kind, "", moved, "", *sums])
     return text_table.text(headings, rows)
 
 
-# ---- on a GPU
+# ---- measurements on a GPU
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """A layer on this GPU. errors: of the output, of the input's gradient and of the taps'. Times:
-    milliseconds of kernels, of one layer.
+    """Errors and times of one layer on this GPU.
+
+    Attributes:
+        errors: the errors of the output, of the input's gradient and of the weight's gradient.
+        own_ms: milliseconds of the kernels in both passes of `model.depthwise=triton`.
+        torch_ms: milliseconds of the kernels in both passes of PyTorch's convolution.
     """
 
     layer: Layer
@@ -181,25 +201,26 @@ class LayerTimes:
 
 
 def errors(layer: Layer, batch: int, dtype: torch.dtype, device: str) -> tuple[float, float, float]:
-    """The largest errors against float64, by the sum of the absolute products,
-    in units of the type's epsilon.
+    """Return the largest errors against float64.
+
+    They are relative to the sum of the absolute products, in units of the type's epsilon.
     """
     random = torch.Generator(device).manual_seed(layer.side)
 
-    def drawn(like: Tensor) -> Tensor:
+    def random_like(like: Tensor) -> Tensor:
         return torch.empty_like(like).normal_(generator=random)
 
-    x = drawn(layer.images(batch, dtype, device))
-    weight = drawn(x.new_empty(layer.channels, 1, layer.kernel, layer.kernel))
+    x = random_like(layer.images(batch, dtype, device))
+    weight = random_like(x.new_empty(layer.channels, 1, layer.kernel, layer.kernel))
     y = depthwise(x, weight, layer.stride)
-    gradient = drawn(y)
-    found = y, *depthwise_backward(gradient, x, weight, layer.stride)
-    exact = _passes(x.double(), weight.double(), gradient.double(), layer)
+    gradient = random_like(y)
+    results = y, *depthwise_backward(gradient, x, weight, layer.stride)
+    references = _passes(x.double(), weight.double(), gradient.double(), layer)
     sizes = _passes(x.double().abs(), weight.double().abs(), gradient.double().abs(), layer)
     worst = [
-        ((own.double() - other).abs() / size.clamp_min(1e-300)).max().item()
+        ((result.double() - reference).abs() / size.clamp_min(1e-300)).max().item()
         / torch.finfo(dtype).eps
-        for own, other, size in zip(found, exact, sizes, strict=True)
+        for result, reference, size in zip(results, references, sizes, strict=True)
     ]
     return worst[0], worst[1], worst[2]
 
@@ -207,7 +228,7 @@ def errors(layer: Layer, batch: int, dtype: torch.dtype, device: str) -> tuple[f
 def _passes(
     x: Tensor, weight: Tensor, gradient: Tensor, layer: Layer
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and gradients by PyTorch's convolution."""
+    """Return output and gradients of PyTorch's convolution."""
     y = conv2d(x, weight, None, layer.stride, layer.kernel // 2, 1, layer.channels)
     return y, *_gradients(x, weight, gradient, layer)
 
@@ -223,7 +244,7 @@ def _gradients(x: Tensor, weight: Tensor, gradient: Tensor, layer: Layer) -> tup
 
 
 def kernels_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of the kernels of a call, without what lies between them."""
+    """Return milliseconds of a call's kernels, without the gaps between them."""
     call()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -233,10 +254,10 @@ def kernels_ms(call: Callable[[], Any]) -> float:
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1000 / LAUNCHES
 
 
-def measured(
+def measure_layer(
     layer: Layer, batch: int, dtype: torch.dtype = torch.float16, device: str = "cuda"
 ) -> LayerTimes:
-    """A layer on the GPU; errors of four of its images."""
+    """Measure a layer on the GPU. The errors are computed for four images only."""
     x = layer.images(batch, dtype, device).normal_()
     weight = x.new_empty(layer.channels, 1, layer.kernel, layer.kernel).normal_()
     gradient = depthwise(x, weight, layer.stride).normal_()
@@ -252,28 +273,28 @@ def measured(
 
 
 def measured_table(rows: list[LayerTimes]) -> list[str]:
-    """A row for each layer, with milliseconds of all its launches in a step, and the sums."""
+    """Make a table with a row for each layer, over all its launches in a step, and the sums."""
     headings = ["layer", "n", "worst error, eps", *(f"{kind}, ms (own / torch)" for kind in PASSES)]
     lines = []
-    for one in rows:
-        count = one.layer.count
+    for row in rows:
+        count = row.layer.count
         times = [
-            f"{count * one.own_ms[n]:.2f} / {count * one.torch_ms[n]:.2f}"
+            f"{count * row.own_ms[n]:.2f} / {count * row.torch_ms[n]:.2f}"
             for n in range(len(PASSES))
         ]
-        lines.append([one.layer.name, str(count), f"{max(one.errors):.1f}", *times])
+        lines.append([row.layer.name, str(count), f"{max(row.errors):.1f}", *times])
     sums = []
     for n in range(len(PASSES)):
-        own_ms = sum(one.layer.count * one.own_ms[n] for one in rows)
-        torch_ms = sum(one.layer.count * one.torch_ms[n] for one in rows)
+        own_ms = sum(row.layer.count * row.own_ms[n] for row in rows)
+        torch_ms = sum(row.layer.count * row.torch_ms[n] for row in rows)
         sums.append(f"{own_ms:.2f} / {torch_ms:.2f}")
-    lines.append(["all", str(sum(one.layer.count for one in rows)), "", *sums])
+    lines.append(["all", str(sum(row.layer.count for row in rows)), "", *sums])
     return text_table.text(headings, lines)
 
 
 def options() -> argparse.ArgumentParser:
     result = parser(__doc__)
-    result.add_argument("--expected", action="store_true", help="count, and measure nothing")
+    result.add_argument("--expected", action="store_true", help="count instead of measuring")
     result.add_argument("--model", default="mobilenet_v2")
     result.add_argument("--image-size", type=int, default=500)
     result.add_argument("--batch-size", type=int, default=64)
@@ -294,7 +315,7 @@ def main() -> None:
         f"{machine(device_here())}; {args.model}, {args.batch_size} images of {args.image_size} px,"
         " fp16"
     )
-    rows = [measured(layer, args.batch_size) for layer in layers]
+    rows = [measure_layer(layer, args.batch_size) for layer in layers]
     print("\n".join(measured_table(rows)))
     for row in rows:
         print(json.dumps(asdict(row)))

@@ -1,17 +1,16 @@
-"""What `engine=trl` costs beside bare TRL: the same step of
-`tune_llm.py` and of a script of `SFTTrainer`, by turns.
+"""Measure the overhead of `engine=trl`: the same steps by `tune_llm.py` and by a bare TRL script.
 
     python -m benchmarks.engine [--rounds 10] [--steps 60] [--batch-size 8] [--length 64]
 
-A small Llama, all weights trained in fp32 on rows of one length, on one rank. The script,
-`benchmarks.bare_sft`, is run by `measure_script.py`, whose hooks cost it what `benchmarks.script`
-shows. Prints the median step of both and the ratio round by round.
+Both take turns. They train all weights of a small Llama in fp32, on rows of one length and on one
+rank. `measure_script.py` runs the script `benchmarks.bare_sft`; `benchmarks.script` measures the
+cost of its hooks. The output is the median step of both, and their ratio round by round.
 """
 
 from functools import partial
 from statistics import median
 
-from benchmarks import device_here, interleaved, machine, measured, parser, quartiles, ratios
+from benchmarks import device_here, interleaved, machine, measured_run, parser, quartiles, ratios
 
 SIZES = {
     "vocab_size": 2048,
@@ -21,17 +20,23 @@ SIZES = {
     "num_heads": 4,
 }
 SIZES |= {"num_kv_heads": 2}
-# of these, in the script
-NAMES = ("vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads")
+# The script's options for the same sizes, in the same order.
+SCRIPT_OPTIONS = ("vocabulary", "hidden", "intermediate", "layers", "heads", "kv_heads")
 PARAMETERS = 4 * (256 * 768 + 3 * 256 * 768) + 2 * 2048 * 256 + 9 * 256
 
 
 def step_s(steps: int, tokens: int, entry: str, *words: str) -> float:
-    """Seconds of the median step of so many tokens, without the first quarter of the steps."""
-    record, taken = measured(entry, *words, "gpus=1", "cpus_per_gpu=1")
-    assert record["parameters"] in (None, PARAMETERS), record["parameters"]  # None: of a script
-    assert {*taken["tokens"].to_pylist()} <= {0, tokens} and len(taken) == steps  # 0: of a script
-    return median(taken["step_s"].to_pylist()[steps // 4 :])
+    """Return the seconds of the median step. The first quarter of the steps is left out.
+
+    Args:
+        steps: the number of steps that the run must have.
+        tokens: the number of tokens that each step must have.
+    """
+    record, steps_table = measured_run(entry, *words, "gpus=1", "cpus_per_gpu=1")
+    # The record of a script does not know its parameters, and its steps have 0 tokens.
+    assert record["parameters"] in (None, PARAMETERS), record["parameters"]
+    assert {*steps_table["tokens"].to_pylist()} <= {0, tokens} and len(steps_table) == steps
+    return median(steps_table["step_s"].to_pylist()[steps // 4 :])
 
 
 def main() -> None:
@@ -47,11 +52,11 @@ def main() -> None:
         f"max_steps={args.steps}",
     ]
     rows = f"dataset.rows={args.steps * args.batch_size}"
-    given = {"steps": args.steps, "batch": args.batch_size, "length": args.length}
-    given |= dict(zip(NAMES, SIZES.values(), strict=True))
+    script_options = {"steps": args.steps, "batch": args.batch_size, "length": args.length}
+    script_options |= dict(zip(SCRIPT_OPTIONS, SIZES.values(), strict=True))
     bare = [
         "script=benchmarks/bare_sft.py",
-        *(f"args.{name}={value}" for name, value in given.items()),
+        *(f"args.{name}={value}" for name, value in script_options.items()),
     ]
     turn = partial(step_s, args.steps, args.batch_size * args.length)
     turns = {
@@ -61,11 +66,11 @@ def main() -> None:
         ),
     }
     print(machine(device_here()))
-    taken = interleaved(turns, args.rounds)
-    for name, seconds in taken.items():
-        low, middle, high = quartiles([1e3 * each for each in seconds])
+    steps_s = interleaved(turns, args.rounds)
+    for name, seconds in steps_s.items():
+        low, middle, high = quartiles([1e3 * step for step in seconds])
         print(f"{name}: step of {middle:.2f} ms (quartiles {low:.2f} to {high:.2f})")
-    low, middle, high = quartiles(ratios(taken["engine=trl"], taken["bare TRL"]))
+    low, middle, high = quartiles(ratios(steps_s["engine=trl"], steps_s["bare TRL"]))
     print(f"ratio, round by round: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
 
 

@@ -1,26 +1,25 @@
-"""The code that Inductor generates for a training step on an H200: bytes, launches and expected
-milliseconds, without a GPU.
+"""Estimate a training step on an H200 from the code that Inductor generates, without a GPU.
 
     python -m benchmarks.generated_code [OVERRIDE ...] [--option NAME=VALUE ...] [--kernels N]
         [--json]
 
-Overrides are those of train_vision.py, beside `preset=fast`: `model=resnet50
-dataset.image_size=224`. `--option` sets
-options of Inductor: `--option realize_reads_threshold=8`. A C compiler is needed.
+Overrides are as for train_vision.py and are added to `preset=fast`: for example, `model=resnet50
+dataset.image_size=224`. `--option` sets options of Inductor: `--option realize_reads_threshold=8`.
+A C compiler is needed.
 
-The rows are the forward and the backward pass, and inference as in evaluation. Bytes are counted
-kernel by kernel as
-Inductor counts them: each tensor once in each kernel that reads or writes it. Of a library (cuDNN,
-cuBLAS) these are the tensors of the call; the gradients of a convolution are two kernels. Launches
-of a library are at least those.
+The table has bytes, launches and expected milliseconds of the forward pass, the backward pass, and
+inference as in evaluation. Bytes are counted kernel by kernel, as Inductor does: each tensor counts
+once in each kernel that reads or writes it. For a library (cuDNN, cuBLAS), these are the tensors of
+the call, and the gradients of a convolution are two kernels. The launches of a library are a lower
+bound.
 
-Expected milliseconds are the bytes at the rates that an H200 reached in a compiled step of
-MobileNetV2 (64 images of 500 px, fp16), relative to the 4,291 GB/s of a copy: elementwise kernels
-87 %, reductions 64 %, libraries 54 %. They are no measurement, and small kernels and large matrix
-products take longer than their bytes.
+Expected milliseconds follow from the bytes at the rates that an H200 reached in a compiled step of
+MobileNetV2 (64 images of 500 px, fp16). Relative to a copy at 4,291 GB/s, elementwise kernels
+reached 87 %, reductions 64 %, and libraries 54 %. This is not a measurement: small kernels and
+large matrix products take longer than their bytes.
 
-What Inductor decides by trials on the device is left out: padded products, and what
-`compile=max-autotune` tunes.
+Decisions that Inductor makes by trials on the device are left out. These are padded products, and
+the choices of `compile=max-autotune`.
 """
 
 import argparse
@@ -47,13 +46,13 @@ HEADINGS = ("part", "elementwise, GB", "reductions", "library", "sum", "launches
 
 
 def expected_ms(moved_bytes: dict[str, int]) -> float:
-    """Milliseconds of kernels that move so many bytes, by their kind, at the rates above."""
+    """Return the milliseconds of kernels that move these bytes, by kind, at the rates above."""
     as_copies = sum(moved / SHARES_OF_COPY[kind] for kind, moved in moved_bytes.items())
     return 1e3 * as_copies / COPY_BYTES_PER_S
 
 
 def figures(graph: "Graph") -> dict[str, Any]:
-    """A graph's figures, for a row and as JSON."""
+    """Return the figures of a graph, for a row of the table and for JSON."""
     moved_bytes = {kind: graph.moved_bytes(kind) for kind in SHARES_OF_COPY}
     return {
         "part": graph.part,
@@ -63,49 +62,59 @@ def figures(graph: "Graph") -> dict[str, Any]:
     }
 
 
-def row(found: dict[str, Any]) -> tuple[str, ...]:
-    moved = found["moved_bytes"]
+def row(graph_figures: dict[str, Any]) -> tuple[str, ...]:
+    moved = graph_figures["moved_bytes"]
     elementwise = moved["elementwise"] + moved["combined"]
     amounts = (elementwise, moved["reductions"], moved["library"], sum(moved.values()))
-    written = [f"{amount / 1e9:.2f}" for amount in amounts]
-    return (found["part"], *written, str(found["launches"]), f"{found['expected_ms']:.1f}")
+    gigabytes = [f"{amount / 1e9:.2f}" for amount in amounts]
+    return (
+        graph_figures["part"],
+        *gigabytes,
+        str(graph_figures["launches"]),
+        f"{graph_figures['expected_ms']:.1f}",
+    )
 
 
 def options() -> argparse.ArgumentParser:
     result = parser(__doc__)
     result.add_argument("overrides", nargs="*", metavar="OVERRIDE")
-    of_inductor = "an option of Inductor"
+    inductor_help = "an option of Inductor"
     result.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help=of_inductor
+        "--option", action="append", default=[], metavar="NAME=VALUE", help=inductor_help
     )
-    largest = "show the N kernels that move most"
-    result.add_argument("--kernels", type=int, default=0, metavar="N", help=largest)
+    kernels_help = "show the N kernels that move the most bytes"
+    result.add_argument("--kernels", type=int, default=0, metavar="N", help=kernels_help)
     result.add_argument("--json", action="store_true", help="print one JSON object")
     return result
 
 
-def count(overrides: list[str], chosen: list[str]) -> "StepCount":
-    """What is counted of a configuration, with these options of Inductor ("NAME=VALUE")."""
+def count(overrides: list[str], option_words: list[str]) -> "StepCount":
+    """Count the launches and bytes of a configuration.
+
+    Args:
+        option_words: options of Inductor, as "NAME=VALUE".
+    """
     config = configuration("train_vision", *ALWAYS, *overrides)
     if compilation.mode(config.compile).startswith("max-autotune"):
         raise Refusal(
             "generated-code.max-autotune",
-            f"compile={config.compile}: chooses by trials on a GPU; use `compile=true`",
+            f"compile={config.compile}: tunes by trials on a GPU; use `compile=true`",
             key="compile",
             value=config.compile,
         )
     absent_gpu.load_runtime()
     from torch._inductor import config as inductor_config
 
-    from benchmarks.counted_step import count_step  # torch finds the runtime that was just loaded
+    # This imports torch, which then finds the runtime that was just loaded.
+    from benchmarks.counted_step import count_step
 
     inductor_options = {}
-    for word in chosen:
+    for word in option_words:
         name, _, value = word.partition("=")
         if not hasattr(inductor_config, name.partition(".")[0]) or not value:
             raise Refusal(
                 "generated-code.option",
-                f"--option {word}: is none of torch._inductor.config; give one as `--option"
+                f"--option {word}: not in torch._inductor.config; give one as `--option"
                 " realize_reads_threshold=8`",
                 key="--option",
                 value=word,
@@ -115,7 +124,8 @@ def count(overrides: list[str], chosen: list[str]) -> "StepCount":
 
 
 def main() -> None:
-    args = options().parse_intermixed_args()  # overrides may stand between and behind options
+    # "Intermixed" allows overrides between and after options.
+    args = options().parse_intermixed_args()
     try:
         counted = count(args.overrides, args.option)
     except Refusal as refusal:

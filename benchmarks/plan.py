@@ -1,8 +1,8 @@
-"""How good plans of jobs are: how far those of made lists are from a bound that no plan beats.
+"""Measure how good plans of jobs are: how far are they from a bound that no plan can beat?
 
     python -m benchmarks.plan [--quick]
 
---quick takes fewer lists, and 2 s for each.
+The lists of jobs are made at random. `--quick` plans fewer lists, with 2 s for each.
 """
 
 import math
@@ -25,15 +25,17 @@ LIMIT_S = 10.0
 GAP_GOAL = 0.03
 
 
-def planned(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
+def plan_jobs(jobs: Sequence[PlannedJob], limit_s: float) -> Plan:
     file = JobsFile(tuple(jobs))
     node = PlannedNode(GPUS)
     return planning.make(tasks.tasks(file, node, tasks.runs(file, node, Path())), GPUS, limit_s)
 
 
-def made_jobs(number: int, seed: int) -> list[PlannedJob]:
-    """Jobs of 15 minutes to 8 hours on some numbers of GPUs, which scale by Amdahl's law with a
-    serial part of 0 to 30 %; one of four waits for one before it.
+def random_jobs(number: int, seed: int) -> list[PlannedJob]:
+    """Make jobs that take 15 minutes to 8 hours on one GPU.
+
+    They scale by Amdahl's law with a serial part of 0 to 30 %, on some numbers of GPUs. A quarter
+    of the jobs wait for an earlier one.
     """
     generator = random.Random(seed)
     jobs: list[PlannedJob] = []
@@ -49,15 +51,17 @@ def made_jobs(number: int, seed: int) -> list[PlannedJob]:
     return jobs
 
 
-def reached(limit_s: float, seeds: int) -> list[str]:
-    """Gaps to the bound of lists of 8, 16 and 24 jobs, the longest time of planning,
-    and whether the goal is met.
+def measure_gaps(limit_s: float, seeds: int) -> list[str]:
+    """Plan lists of 8, 16 and 24 jobs.
+
+    Returns:
+        Lines with the gaps to the bound, the longest time of planning, and whether the goal is met.
     """
     plans = list[Plan]()
     slowest_s = 0.0
     for number, seed in product((8, 16, 24), range(seeds)):
         began_s = clock_s()
-        plans.append(planned(made_jobs(number, seed), limit_s))
+        plans.append(plan_jobs(random_jobs(number, seed), limit_s))
         slowest_s = max(slowest_s, clock_s() - began_s)
     gaps = [plan.gap for plan in plans]
     simple_s = [min(plan.in_turn.makespan_s, plan.one_gpu_each.makespan_s) for plan in plans]
@@ -87,7 +91,9 @@ def main() -> None:
     commands = parser(__doc__)
     commands.add_argument("--quick", action="store_true", help="fewer lists of jobs, 2 s for each")
     print(machine(), flush=True)
-    print("\n".join(reached(2.0, 1) if commands.parse_args().quick else reached(LIMIT_S, 5)))
+    print(
+        "\n".join(measure_gaps(2.0, 1) if commands.parse_args().quick else measure_gaps(LIMIT_S, 5))
+    )
 
 
 if __name__ == "__main__":

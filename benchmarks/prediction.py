@@ -1,11 +1,11 @@
-"""Accuracy of predicted steps: one table with every goal, the value to beat, and the value reached.
+"""Measure the accuracy of predicted steps, and compare it with the goals and with earlier models.
 
     python -m benchmarks.prediction [--json]
 
-Published tables are replayed: the model never sees the family of GPUs that it predicts. Rows with
-defects are left out; `multicard/estimate/published.csv` has the reasons. `fitted` makes
-`estimate.scaling.PUBLISHED` of them. Your own runs are compared by `python -m analysis
-predictions`.
+Published tables are replayed. The model never sees the family of GPUs that it predicts. Defective
+rows are left out; `multicard/estimate/published.csv` gives the reasons. The function `fitted` makes
+the constants `estimate.scaling.PUBLISHED` from the sound rows. To check predictions of your runs,
+use `python -m analysis predictions`.
 """
 
 import json
@@ -23,22 +23,30 @@ from benchmarks import machine, parser
 from multicard.estimate import published, scaling, steps
 from multicard.estimate.observations import StepObservation
 from multicard.estimate.published import PaperTotal, Series
-from multicard.estimate.scaling import CONFIDENCE, FAR, FASTER_LIMIT, NOISE, NOISE_SLOPE, Growth
+from multicard.estimate.scaling import (
+    CONFIDENCE,
+    FASTER_LIMIT,
+    NOISE,
+    NOISE_SLOPE,
+    REFERENCE_GPUS,
+    Growth,
+)
 from multicard.records import text_table
 
-HERE = "here"  # the machine of the replayed row
-NODE = "node"  # the key that tells the cells of another node from those of this one
+HERE = "here"  # The name of the machine to which the replayed row belongs.
+NODE = "node"  # The setting that distinguishes the cells of another node from cells of this one.
 HALF = ("fp16", "amp")
 WITH_HBM = ("V100", "A100", "H100", "H200", "B200")
 WITHOUT_TF32 = ("V100", "RTX 8000", "RTX 2080")
-# NVIDIA's has one kind of GPU a precision: nothing to learn its worth from
+# NVIDIA's tables are missing here. They have one kind of GPU for each precision, so the gain of a
+# precision cannot be learned from other GPUs.
 WITHOUT_PROBE = ("lambda", "lambda-2021")
 THRESHOLDS = (0, 0.02, 0.05, 0.1, 0.15, 0.2)
 SLOPES = (0.25, 0.5, 0.75, 1, 1.25, 1.5)
 CONSTANTS = (0, 0.005, 0.01, 0.015)
-FIT_NOISE = 0.01  # in place of NOISE, so that the many cases with a small d count
-LINES = (((1, 2, 4), 8), ((1, 4), 8), ((1, 8), 4))  # known numbers of GPUs, and the wanted one
-LINES_SHARE = 0.93  # of the times on other nodes that the fitted interval of a line holds
+FIT_NOISE = 0.01  # The fit uses it instead of NOISE, so that the many cases with a small d count.
+LINES = (((1, 2, 4), 8), ((1, 4), 8), ((1, 8), 4))  # Known numbers of GPUs, and the wanted number.
+LINES_SHARE = 0.93  # The share of times on other nodes that a line's fitted interval contains.
 HEADINGS = ("", "to beat", "goal", "reached", "met")
 Row = tuple[str, str, str, str, str]
 
@@ -51,9 +59,9 @@ class Outcome(NamedTuple):
 
 
 def errors(outcomes: Sequence[Outcome]) -> tuple[float, float]:
-    """The median and the mean of |predicted / printed - 1|."""
-    off = [abs(outcome.predicted / outcome.printed - 1) for outcome in outcomes]
-    return float(np.median(off)), float(np.mean(off))
+    """Return the median and the mean of |predicted / printed - 1|."""
+    relative_errors = [abs(outcome.predicted / outcome.printed - 1) for outcome in outcomes]
+    return float(np.median(relative_errors)), float(np.mean(relative_errors))
 
 
 def covered(outcomes: Sequence[Outcome]) -> float:
@@ -61,12 +69,14 @@ def covered(outcomes: Sequence[Outcome]) -> float:
 
 
 def lambda_fp16() -> list[Series]:
-    return [row for row in published.sound() if (row.source, row.precision) == ("lambda", "fp16")]
+    return [
+        row for row in published.sound_series() if (row.source, row.precision) == ("lambda", "fp16")
+    ]
 
 
 def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
-    """T(8) of each row by a model of the families in `published.csv` without the row's."""
-    known = cases(published.sound())
+    """Predict T(8) of each row with a model fitted to all families except the row's."""
+    known = cases(published.sound_series())
     models = {
         family: fitted([case for case in known if case.family != family])
         for family in sorted({row.family for row in rows})
@@ -74,39 +84,44 @@ def scaling_far(rows: Sequence[Series]) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for row in rows:
         if {1, 2, 8} <= row.rates.keys():
-            seen = _here(row, row.sample_s)
-            outcomes += _predicted([seen[1], seen[2]], seen[8], models[row.family])
+            times = _here(row, row.sample_s)
+            outcomes += _predicted([times[1], times[2]], times[8], models[row.family])
     return outcomes
 
 
 def papers_totals() -> list[Outcome]:
-    """T(3) and T(4) of the series of Tables 2 and 3, each from its own T(1) and T(2)."""
+    """Predict T(3) and T(4) of each series of Tables 2 and 3 from its T(1) and T(2)."""
     series: dict[tuple[str, ...], dict[int, StepObservation]] = defaultdict(dict)
     for row in published.paper_totals():
         series[row.series][row.gpus] = _of_papers(row)
     outcomes = []
-    for of, gpus in product(series.values(), (3, 4)):
-        outcomes.extend(_predicted([of[1], of[2]], of[gpus]))
+    for times, gpus in product(series.values(), (3, 4)):
+        outcomes.extend(_predicted([times[1], times[2]], times[gpus]))
     return outcomes
 
 
 def _of_papers(row: PaperTotal) -> StepObservation:
-    """A total of the papers as a step: a run is divided over its GPUs, and on n of them takes n
-    times the share of one in the same total.
+    """Convert a total of the papers to the time of a step.
+
+    The steps of a run are divided among its GPUs. If runs on 1 and on n GPUs take the same total,
+    a step on n GPUs takes n times as long.
     """
     setting = {"precision.name": row.series[1], "gpus": str(row.gpus)}
     return StepObservation(setting, row.gpus * row.total_s, published.PRINTED_ERROR, HERE)
 
 
 def precisions(probed: bool) -> dict[str, list[Outcome]]:
-    """Half precision from single on the same node and number of GPUs, by source.
+    """Predict half precision from single precision on the same node and number of GPUs.
 
     Args:
-        probed: half precision is known on one GPU of the node, and nothing of other nodes.
-            Otherwise only the gain of the same workload is,
-            on GPUs of the same kind and another family.
+        probed: half precision is known on one GPU of the node, and nothing is known of other nodes.
+            Otherwise, only the gain of the same workload is known, on GPUs of the same kind but of
+            another family.
+
+    Returns:
+        The outcomes by source.
     """
-    rows = published.sound()
+    rows = published.sound_series()
     halves = {(row.source, row.node, row.workload): row for row in rows if row.precision in HALF}
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
     for row in rows:
@@ -114,12 +129,12 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
         if row.precision in HALF or half is None:
             continue
         counts = sorted(row.rates.keys() & half.rates.keys())
-        if probed:  # per step, to which the exchange adds the same seconds in both precisions
+        if probed:  # per step: the exchange adds the same seconds in both precisions
             single = _here(row, row.step_s)
             probe = _here(half, half.step_s)
             for gpus in counts[1:] if counts[0] == 1 else ():
                 outcomes[row.source] += _predicted([single[1], single[gpus], probe[1]], probe[gpus])
-        # per sample: the sources give half precision a larger batch
+        # This is per sample, because the sources give half precision a larger batch.
         elif row.source in WITHOUT_PROBE:
             single = _here(row, row.sample_s)
             probe = _here(half, half.sample_s)
@@ -132,13 +147,14 @@ def precisions(probed: bool) -> dict[str, list[Outcome]]:
 
 
 def _kind(row: Series) -> tuple[bool, bool]:
-    """HBM or not, and TF32 or not: the gain of a precision depends on both."""
+    """Return whether the GPU has HBM, and whether it has TF32. A precision's gain needs both."""
     return row.family.split()[0] in WITH_HBM, not row.family.startswith(WITHOUT_TF32)
 
 
 def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservation]:
-    """The times of other families, both with TF32 or both without;
-    with the same kind of memory where there is one.
+    """Return the times of other families that agree about TF32.
+
+    If possible, they also have the same kind of memory.
     """
     chip = row.family.split()[0]
     (has_hbm, has_tf32) = _kind(row)
@@ -147,25 +163,25 @@ def _of_the_same_kind(row: Series, rows: Sequence[Series]) -> list[StepObservati
         for other in rows
         if other.family.split()[0] != chip and other.workload == row.workload
     ]
-    alike = [
+    same_tf32 = [
         other for other in others if other.source == row.source and _kind(other)[1] == has_tf32
     ]
-    near = [other for other in alike if _kind(other)[0] == has_hbm]
-    if not any(other.precision in HALF for other in near):
-        near = alike
-    seen = (published.row_observations(other, other.sample_s) for other in near)
-    return list(chain.from_iterable(seen))
+    same_kind = [other for other in same_tf32 if _kind(other)[0] == has_hbm]
+    if not any(other.precision in HALF for other in same_kind):
+        same_kind = same_tf32
+    times = (published.row_observations(other, other.sample_s) for other in same_kind)
+    return list(chain.from_iterable(times))
 
 
 def _here(row: Series, times_s: Mapping[int, float]) -> dict[int, StepObservation]:
-    """A row's times as those of this machine, by number of GPUs."""
+    """Return a row's times, by number of GPUs, as if they had been measured on this machine."""
     printed = published.row_observations(row, times_s)
     settings = [
-        {key: value for key, value in seen.setting.items() if key != NODE} for seen in printed
+        {key: value for key, value in time.setting.items() if key != NODE} for time in printed
     ]
     return {
-        int(setting["gpus"]): StepObservation(setting, seen.step_s, seen.error, HERE)
-        for setting, seen in zip(settings, printed, strict=True)
+        int(setting["gpus"]): StepObservation(setting, time.step_s, time.error, HERE)
+        for setting, time in zip(settings, printed, strict=True)
     }
 
 
@@ -174,7 +190,7 @@ def _predicted(
     wanted: StepObservation,
     model: scaling.Growth = scaling.PUBLISHED,
 ) -> list[Outcome]:
-    """The prediction of a step beside its time; empty where nothing can be predicted."""
+    """Predict a step and pair it with its printed time, or return [] if there is no prediction."""
     predicted = steps.step({**wanted.setting, "device": '"cuda"'}, HERE, None, known, model)
     if predicted is None:
         return []
@@ -183,13 +199,16 @@ def _predicted(
 
 
 def _papers_with_probe() -> list[Outcome]:
-    """Table 2: fp32 and fp16 on 2 to 4 GPUs, by fp64 on all and by themselves on one."""
+    """Predict fp32 and fp16 of Table 2 on 2 to 4 GPUs.
+
+    Known are fp64 on the same number of GPUs, and the predicted precision on one GPU.
+    """
     rows = [row for row in published.paper_totals() if row.series[0] == "table2"]
-    seen = {(row.series[1], row.gpus): _of_papers(row) for row in rows}
+    times = {(row.series[1], row.gpus): _of_papers(row) for row in rows}
     outcomes = []
     for precision, gpus in product(("fp32", "fp16"), (2, 3, 4)):
-        known = [seen["fp64", 1], seen["fp64", gpus], seen[precision, 1]]
-        outcomes.extend(_predicted(known, seen[precision, gpus]))
+        known = [times["fp64", 1], times["fp64", gpus], times[precision, 1]]
+        outcomes.extend(_predicted(known, times[precision, gpus]))
     return outcomes
 
 
@@ -207,22 +226,22 @@ class Case:
 
 
 def cases(rows: Sequence[Series]) -> list[Case]:
-    """The rows with 1, 2 and 8 GPUs."""
+    """Return the cases of all rows with 1, 2 and 8 GPUs."""
     growth = ((row, row.sample_s) for row in rows if {1, 2, 8} <= row.rates.keys())
     return [Case(row.family, row.workload, t[2] / t[1] - 1, t[8] / t[1] - 1) for row, t in growth]
 
 
 def fit(rows: Sequence[Case]) -> Growth:
-    """The model that the cases support, without its interval.
+    """Fit the growth model to the cases, without its interval.
 
-    The mean of the three figures over a grid, each point weighted by its likelihood (Laplace's
-    distribution, of the scale FIT_NOISE + NOISE_SLOPE |d|). A family counts once a workload,
-    however many of its nodes were measured.
+    The result is the mean of the three constants over a grid. Each point is weighted by its
+    likelihood under Laplace's distribution with the scale FIT_NOISE + NOISE_SLOPE |d|. A family
+    counts once for each workload, even if several of its nodes were measured.
     """
     growth_2 = np.array([case.growth_2 for case in rows])
     target = np.log1p([case.growth_8 for case in rows])
-    same = [(case.family, case.workload) for case in rows]
-    weights = np.array([1 / same.count(name) for name in same]) / (
+    groups = [(case.family, case.workload) for case in rows]
+    weights = np.array([1 / groups.count(group) for group in groups]) / (
         FIT_NOISE + NOISE_SLOPE * np.abs(growth_2)
     )
     points = np.array([*product(THRESHOLDS, SLOPES, CONSTANTS)])
@@ -236,8 +255,10 @@ def fit(rows: Sequence[Case]) -> Growth:
 
 
 def fitted(rows: Sequence[Case]) -> Growth:
-    """`fit`, with the interval of split conformal prediction over families (Vovk et al. 2005; by
-    groups: Dunn et al. 2023, J. Am. Stat. Assoc. 118:2491): each is scored by a fit without it.
+    """Fit the growth model, with an interval by split conformal prediction over families.
+
+    Each family is scored by a fit without it (Vovk et al. 2005; for groups, Dunn et al. 2023,
+    J. Am. Stat. Assoc. 118:2491).
     """
     scores: dict[str, list[float]] = {}
     for family in sorted({case.family for case in rows}):
@@ -248,41 +269,40 @@ def fitted(rows: Sequence[Case]) -> Growth:
 
 
 def score(growth: Growth, case: Case) -> float:
-    """log T(8) over the predicted, in units of the scale that grows with d."""
-    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, FAR)
+    """Return log T(8) / (predicted T(8)), in units of the scale that grows with d."""
+    error = math.log1p(case.growth_8) - growth.log_ratio(case.growth_2, REFERENCE_GPUS)
     return error / (NOISE + NOISE_SLOPE * abs(case.growth_2))
 
 
 def quantiles(scores: Mapping[str, Sequence[float]], confidence: float) -> tuple[float, float]:
-    """The lower and the upper quantile of signed scores. A group has a weight of 1, however many
-    members it has: near duplicates would else stand for all groups.
+    """Return the lower and the upper quantile of signed scores.
+
+    Each group has a weight of 1, regardless of its size. Otherwise, a group of near duplicates
+    would outweigh all others.
     """
     values = np.concatenate([np.asarray(group, float) for group in scores.values()])
     weights = np.concatenate([np.full(len(group), 1 / len(group)) for group in scores.values()])
-    high = (1 + confidence) / 2
-    low, high = (
-        np.quantile(side * values, high, weights=weights, method="inverted_cdf") for side in (-1, 1)
-    )
-    return -float(low), float(high)
+    level = (1 + confidence) / 2
+    minus_low = np.quantile(-values, level, weights=weights, method="inverted_cdf")
+    high = np.quantile(values, level, weights=weights, method="inverted_cdf")
+    return -float(minus_low), float(high)
 
 
 # ---- the interval of a line through two numbers of GPUs
 
 
 class LineCase(NamedTuple):
-    """A row of the published table whose step on `wanted` GPUs lies
-    on a line through two other numbers of GPUs.
-    """
+    """A published row whose step on `wanted` GPUs lies on a line through the `known` numbers."""
 
     known: tuple[int, ...]
     wanted: int
     row: Series
 
     def outcome(self, extended: float) -> Outcome:
-        seen = _here(self.row, self.row.sample_s)
+        times = _here(self.row, self.row.sample_s)
         model = replace(scaling.PUBLISHED, extended=extended)
-        (found,) = _predicted([seen[gpus] for gpus in self.known], seen[self.wanted], model)
-        return found
+        (outcome,) = _predicted([times[gpus] for gpus in self.known], times[self.wanted], model)
+        return outcome
 
 
 def line_cases(rows: Sequence[Series]) -> list[LineCase]:
@@ -294,28 +314,30 @@ def line_cases(rows: Sequence[Series]) -> list[LineCase]:
 
 
 def needed_extension(case: LineCase) -> float:
-    """The least `extended` with which the interval holds the printed time. The square of a side
-    grows by as much with each unit of its square.
+    """Return the least `extended` for which the interval contains the printed time.
+
+    The square of the interval's half-width, on a logarithmic scale, is linear in the square of
+    `extended`. Two outcomes therefore determine it.
     """
-    none = case.outcome(0.0)
-    one = case.outcome(1.0)
-    error = math.log(none.printed / none.predicted)
+    at_0 = case.outcome(0.0)
+    at_1 = case.outcome(1.0)
+    error = math.log(at_0.printed / at_0.predicted)
     end = "high" if error > 0 else "low"
-    square, square_of_one = (
-        math.log(getattr(each, end) / each.predicted) ** 2 for each in (none, one)
+    square_at_0, square_at_1 = (
+        math.log(getattr(outcome, end) / outcome.predicted) ** 2 for outcome in (at_0, at_1)
     )
-    return math.sqrt(max(error**2 - square, 0.0) / (square_of_one - square))
+    return math.sqrt(max(error**2 - square_at_0, 0.0) / (square_at_1 - square_at_0))
 
 
 def fitted_extension(needed: Sequence[float]) -> float:
-    """The `extended` with which LINES_SHARE of the cases are held."""
+    """Return the `extended` for which the intervals of LINES_SHARE of the cases hold."""
     return float(np.quantile(needed, LINES_SHARE))
 
 
 @cache
 def lines_held_out() -> dict[LineCase, Outcome]:
-    """Each case by the `extended` that the other nodes fit."""
-    needed = {case: needed_extension(case) for case in line_cases(published.sound())}
+    """Predict each case with the `extended` that fits the other nodes."""
+    needed = {case: needed_extension(case) for case in line_cases(published.sound_series())}
     outcomes: dict[LineCase, Outcome] = {}
     for node in dict.fromkeys(case.row.node for case in needed):
         others = [extension for case, extension in needed.items() if case.row.node != node]
@@ -328,7 +350,7 @@ def lines_held_out() -> dict[LineCase, Outcome]:
 
 
 class Reached(NamedTuple):
-    """A row of the table: its goal, the figures that were reached, and these in words."""
+    """A row of the table: its goal, the reached figures, and the same figures in words."""
 
     what: str
     to_beat: str
@@ -346,7 +368,7 @@ def scaling_reached() -> Reached:
     outcomes = scaling_far(lambda_fp16())
     median, mean = errors(outcomes)
     inside = covered(outcomes)
-    # half of an interval
+    # The width is half of an interval.
     width = float(np.median([math.log(outcome.high / outcome.low) / 2 for outcome in outcomes]))
     figures = {
         "median": median,
@@ -364,8 +386,9 @@ def scaling_reached() -> Reached:
 
 
 def line_reached(known: tuple[int, ...], wanted: int) -> Reached:
-    """A line's row. covered: each node by the others' constant;
-    covered_as_shipped: all by EXTENDED.
+    """Return the row of a line.
+
+    `covered` is for constants fitted to the other nodes, `covered_as_shipped` for EXTENDED.
     """
     cases = [case for case in lines_held_out() if (case.known, case.wanted) == (known, wanted)]
     outcomes = [lines_held_out()[case] for case in cases]
@@ -403,15 +426,18 @@ def precision_reached(what: str, to_beat: str, goal: float, probed: bool) -> Rea
     pooled = list(chain.from_iterable(by_source.values()))
     median = errors(pooled)[0]
     inside = covered(pooled)
-    medians = {source: errors(own)[0] for source, own in by_source.items()}
+    medians = {source: errors(outcomes)[0] for source, outcomes in by_source.items()}
     figures = {"median": median, "covered": inside, "cases": len(pooled)} | medians
-    parts = [f"{source} {medians[source]:.1%} of {len(own)}" for source, own in by_source.items()]
+    parts = [
+        f"{source} {medians[source]:.1%} of {len(outcomes)}"
+        for source, outcomes in by_source.items()
+    ]
     words = f"{median:.1%}, {inside:.0%} covered ({', '.join(parts)})"
     return Reached(f"{what}: median", to_beat, f"<= {goal:.0%}", figures, words, median <= goal)
 
 
-def reached() -> dict[str, Reached]:
-    """The rows of the table by name."""
+def all_rows() -> dict[str, Reached]:
+    """Return the rows of the table by name."""
     lines: dict[str, Reached] = {}
     for known, wanted in LINES:
         lines[f"T({wanted}) from {', '.join(map(str, known))}"] = line_reached(known, wanted)
@@ -430,14 +456,14 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--json", action="store_true", help="print the figures as JSON instead")
     as_json = options.parse_args().json
-    found = reached()
-    count = len(published.table())
-    sound = len(published.sound())
+    rows_by_name = all_rows()
+    count = len(published.all_series())
+    sound = len(published.sound_series())
     if as_json:
-        rows = {name: {**each.figures, "met": each.met} for name, each in found.items()}
+        rows = {name: {**row.figures, "met": row.met} for name, row in rows_by_name.items()}
         print(json.dumps(rows | {"rows": {"all": count, "sound": sound}}))
         return
-    rows = [each.row for each in found.values()]
+    rows = [row.row for row in rows_by_name.values()]
     print("\n".join(text_table.text(HEADINGS, rows, 200, "lllll", wrap=True)))
     print(f"{count - sound} of {count} published rows left out for their defects; {machine()}")
 

@@ -1,4 +1,4 @@
-"""Worlds of race replays: made grids whose truth is known, and grids that were measured in full."""
+"""The worlds of replayed races: made grids with known figures, and grids that were measured."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from scipy.signal import lfilter
 from multicard.decide.race.posterior import Prior
 
 HERE = Path(__file__).parent
-# of steps that follow one another as they were measured: longer than a machine's slow spells
+# A replayed stretch of consecutive measured steps is longer than a slow spell of the machine.
 STRETCH_S = 5.0
 AXES: dict[str, tuple[object, ...]] = {
     "precision": ("fp32", "bf16", "fp16"),
@@ -24,17 +24,17 @@ AXES: dict[str, tuple[object, ...]] = {
     "compile": (True, False),
     "fused": (True, False),
 }
-FULL_S = 60.0  # a full run of a cell of middling speed, without its start
-STEP_S = 0.1  # a step of it
-SAMPLES = 32.0  # of a step
+FULL_S = 60.0  # A full run of an average cell, without its start.
+STEP_S = 0.1  # A step of an average cell.
+SAMPLES = 32.0  # The number of samples in a step.
 BLOCK_S = 2.0
 PREDICTION_SD = 0.08
-# seconds of a burst, and between two in the mean
+# The length of a burst of load, and the mean time between two bursts.
 BURST_S = 20.0
 BETWEEN_S = 30.0
-BUSY_LOOKS = 20  # at the load, in a block or a run
-# Slow spells of single cells: one of so many cells has them, seconds of one, seconds between two in
-# the mean, and the factor on its steps
+BUSY_LOOKS = 20  # How often the load is sampled in a block or a run.
+# On average, one in SPELL_CELLS cells has slow spells of SPELL_S, on average BETWEEN_SPELLS_S
+# apart, in which its steps take SPELL_FACTOR times as long.
 SPELL_CELLS = 5
 SPELL_S = 4.0
 BETWEEN_SPELLS_S = 8.0
@@ -45,15 +45,18 @@ SPELL_FACTOR = 1.6
 class WorldKind:
     """Properties of a made grid.
 
-    interaction, between_runs, between_steps: standard deviations of logarithms. correlation: of
-    neighbouring steps.
-    drift: standard deviation of the logarithm of all cells' speed, after 100 s. equal: number of
-    best cells that are
-    made equal. slowed: share of steps that take twice as long. predicted: cells have predictions.
-    uneven: as between_runs, of cells with gpus=2 alone. burst: factor on the time of all steps in
-    bursts of BURST_S;
-    is_seen: their load is seen, as of other programs; else they are a hypervisor's.
-    has_spells: some cells have slow spells of their own, in each of their processes at other times.
+    Attributes:
+        interaction, between_runs, between_steps: standard deviations of logarithms.
+        correlation: the correlation of neighboring steps.
+        drift: the standard deviation of the logarithm of all cells' speed after 100 s.
+        equal: the number of best cells that are made equal.
+        slowed: the share of steps that take twice as long.
+        predicted: whether cells have predictions.
+        uneven: as `between_runs`, for cells with gpus=2 only.
+        burst: a factor on the time of all steps in bursts of BURST_S.
+        is_seen: whether the load of a burst is visible, as that of other programs is. The load of
+            a hypervisor is not.
+        has_spells: whether some cells have slow spells, at other times in each of their processes.
     """
 
     start_s: float = 10.0
@@ -72,13 +75,17 @@ class WorldKind:
 
 
 class MadeGrid:
-    """A grid of 96 cells: axes that matter by 1 % to 70 %, and interactions.
+    """A grid of 96 cells, with axes that matter by 1 % to 70 %, and interactions.
 
-    settings: of each cell. predictions: priors of `Race`. truth: log figures (cells,). samples: of
-    a step (cells,).
-    start_s: of a process; sweep_start_s: of a cell in a sweep, whose cells may share a process.
-    block_s: of a block.
-    full_s: of a full run after its start (cells,).
+    Attributes:
+        settings: the setting of each cell.
+        predictions: the priors for `Race`.
+        truth: the logarithm of each cell's true figure, shape (cells,).
+        samples: the samples of a step, shape (cells,).
+        start_s: the time to start a process.
+        sweep_start_s: the time to start a cell in a sweep, whose cells may share a process.
+        block_s: the length of a block.
+        full_s: the time of a full run after its start, shape (cells,).
     """
 
     def __init__(self, kind: WorldKind, seed: int) -> None:
@@ -98,18 +105,18 @@ class MadeGrid:
             )
             self.truth += [effects[setting[axis]] for setting in self.settings]
         self.truth += rng.normal(0, kind.interaction, len(self.truth))
-        drawn = np.random.default_rng((seed, 1)).integers(SPELL_CELLS, size=len(self.truth))
-        self._with_spells = (drawn == 0) & kind.has_spells
+        spell_draws = np.random.default_rng((seed, 1)).integers(SPELL_CELLS, size=len(self.truth))
+        self._with_spells = (spell_draws == 0) & kind.has_spells
         order = np.argsort(-self.truth)
         self.truth[order[: kind.equal]] = self.truth[order[0]]
         self.truth += math.log(SAMPLES / STEP_S) - self.truth.mean()
-        in_spells = SPELL_S / (SPELL_S + BETWEEN_SPELLS_S)  # share of the time
-        mean_speed = 1 - in_spells * (1 - 1 / SPELL_FACTOR)  # of that between spells
-        self._calm = self.truth - np.where(self._with_spells, math.log(mean_speed), 0.0)
+        spell_share = SPELL_S / (SPELL_S + BETWEEN_SPELLS_S)  # of the time
+        mean_speed = 1 - spell_share * (1 - 1 / SPELL_FACTOR)  # The speed between spells is 1.
+        self._calm_log_speed = self.truth - np.where(self._with_spells, math.log(mean_speed), 0.0)
         self.start_s = self.sweep_start_s = kind.start_s
         self.block_s = BLOCK_S
         self.full_s = FULL_S * np.exp(-self.truth) / np.exp(-self.truth).mean()
-        walk = rng.normal(0, kind.drift / 10, 10_000)  # a second each
+        walk = rng.normal(0, kind.drift / 10, 10_000)  # one step for each second
         self._drift = np.cumsum(walk)
         gaps_s = rng.exponential(BETWEEN_S, 2_000) if kind.burst > 1 else np.zeros(0)
         self._begins_s = np.cumsum(gaps_s + BURST_S) - BURST_S
@@ -118,14 +125,18 @@ class MadeGrid:
         self.predictions: list[Prior | None] = [*priors] if kind.predicted else [None] * len(priors)
 
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
-        """Consecutive steps of a process that take about `seconds`, at a time of the race."""
+        """Return the times of consecutive steps, about `seconds` long, of a process at `now_s`."""
         kind = self._kind
         between = (
             kind.uneven if kind.uneven and self.settings[cell]["gpus"] == 2 else kind.between_runs
         )
-        own = np.random.default_rng((self._seed, cell, process)).normal(0, between)
+        process_effect = np.random.default_rng((self._seed, cell, process)).normal(0, between)
         rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
-        speed = self._calm[cell] + own + self._drift[min(int(now_s), len(self._drift) - 1)]
+        speed = (
+            self._calm_log_speed[cell]
+            + process_effect
+            + self._drift[min(int(now_s), len(self._drift) - 1)]
+        )
         step_s = SAMPLES * math.exp(-speed)
         count = max(3, round(seconds / step_s))
         noise = correlated(rng.normal(0, 1, count), kind.correlation)
@@ -138,7 +149,7 @@ class MadeGrid:
         return self._in_bursts(steps_s, now_s) if len(self._begins_s) else steps_s
 
     def _in_bursts(self, steps_s: np.ndarray, now_s: float) -> np.ndarray:
-        """Steps as bursts slow them; those that begin within one."""
+        """Slow down the steps that begin within a burst."""
         slowed_s = steps_s.copy()
         for place, step_s in enumerate(steps_s):
             if self._is_in_burst(now_s):
@@ -151,7 +162,7 @@ class MadeGrid:
         return before >= 0 and now_s < self._begins_s[before] + BURST_S
 
     def busy(self, now_s: float, seconds: float) -> float:
-        """The share of the cores that others are seen to have, from a time on."""
+        """Return the share of the cores that other programs visibly use in the next `seconds`."""
         if not self._kind.is_seen:
             return 0.0
         times_s = now_s + seconds * (np.arange(BUSY_LOOKS) + 0.5) / BUSY_LOOKS
@@ -160,7 +171,7 @@ class MadeGrid:
 
 
 def _in_spells(steps_s: np.ndarray, rng: np.random.Generator, now_s: float) -> np.ndarray:
-    """Steps as slow spells of their own process slow them; those that begin within one."""
+    """Slow down the steps that begin within a slow spell of their process."""
     gaps_s = rng.exponential(BETWEEN_SPELLS_S, 1_000)
     begins_s = np.cumsum(gaps_s + SPELL_S) - SPELL_S
     now_s %= float(begins_s[-1])
@@ -177,8 +188,10 @@ def _in_spells(steps_s: np.ndarray, rng: np.random.Generator, now_s: float) -> n
 class RecordedGrid:
     """A grid that was measured in full.
 
-    start_s: of a process of a race, the mean of the starts in a race of it on two cores.
-    block_s: of a block.
+    Attributes:
+        start_s: the time to start a process in a race: the mean of the starts in a race of this
+            grid on two cores.
+        block_s: the length of a block.
     """
 
     path: Path
@@ -188,22 +201,22 @@ class RecordedGrid:
 
 
 # no roles: columns of a file of measured steps
-REST = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
-SHORT = RecordedGrid(HERE / "race_grid_short.parquet", ("precision", *REST), 6.5, 1.0)
-LONG = RecordedGrid(HERE / "race_grid_long.parquet", ("batch_size", *REST), 9.0, 2.0)
+COMMON_AXES = ("layout", "loader", "gpus", "malloc", "optimizer.fused")
+SHORT = RecordedGrid(HERE / "race_grid_short.parquet", ("precision", *COMMON_AXES), 6.5, 1.0)
+LONG = RecordedGrid(HERE / "race_grid_long.parquet", ("batch_size", *COMMON_AXES), 9.0, 2.0)
 GRIDS = {"short": SHORT, "long": LONG}
 
 
 class MeasuredGrid:
     """A measured grid for replays, with the attributes of `MadeGrid`.
 
-    A process runs the measured steps of its cell, in stretches of STRETCH_S from a step drawn at
-    random: within them steps keep their correlation, stalls and slow spells (the circular block
-    bootstrap of Politis and Romano 1992). The truth is the mean of the measured run.
-    That processes differ is added.
+    A process runs the measured steps of its cell in stretches of STRETCH_S, each from a step drawn
+    at random. Within a stretch, steps keep their correlation, stalls and slow spells. This is the
+    circular block bootstrap of Politis and Romano (1992). The true figure is the mean of the
+    measured run. Differences between processes are added.
 
     Args:
-        times: of its epochs that a full run has; the measured ones stand for all of them.
+        times: a factor on the number of epochs of a full run. The measured epochs stand for all.
     """
 
     def __init__(
@@ -225,16 +238,19 @@ class MeasuredGrid:
         self.predictions: list[Prior | None] = [None] * len(rows)
 
     def steps_s(self, cell: int, process: int, seconds: float, now_s: float) -> np.ndarray:
-        own = np.random.default_rng((self._seed, cell, process)).normal(0, self._between_runs)
+        process_effect = np.random.default_rng((self._seed, cell, process)).normal(
+            0, self._between_runs
+        )
         series = self._steps_s[cell]
-        count, stretch = (max(3, round(span_s / series.mean())) for span_s in (seconds, STRETCH_S))
+        count = max(3, round(seconds / series.mean()))
+        stretch = max(3, round(STRETCH_S / series.mean()))
         rng = np.random.default_rng((self._seed, cell, process, int(now_s * 1000)))
         firsts = rng.integers(len(series), size=-(-count // stretch))
         places = (firsts[:, None] + np.arange(stretch)).ravel()[:count] % len(series)
-        return series[places] * np.exp(-own)
+        return series[places] * np.exp(-process_effect)
 
     def busy(self, now_s: float, seconds: float) -> float:
-        """That of a machine of one's own."""
+        """Return 0: no other program runs on the machine."""
         return 0.0
 
 
@@ -242,7 +258,7 @@ World = MadeGrid | MeasuredGrid
 
 
 def correlated(normals: np.ndarray, correlation: float) -> np.ndarray:
-    """A first-order process (n,) of a variance of 1."""
+    """Turn independent normals (n,) into a first-order autoregressive process of variance 1."""
     if not correlation:
         return normals
     normals[1:] *= math.sqrt(1 - correlation**2)

@@ -1,12 +1,12 @@
-"""What the hooks of measure_script.py cost a training step: one loop,
-some steps with them and some without.
+"""Measure the cost of the hooks of measure_script.py per training step.
 
     python -m benchmarks.script [--rounds 30] [--steps 100] [--width 1024] [--batch-size 256]
 
-A plain loop over a DataLoader, in one process. A round is so many steps with hooks and as many
-without, in blocks of few, in an order that alternates: neighbours share what else the machine does.
-Prints the median step of both, the ratio of medians round by round, and the microseconds that hooks
-add to a step, which do not depend on the model: the share that they are of a longer step follows.
+A plain loop over a DataLoader runs in one process, with hooks in half of its steps. A round has
+`--steps` steps with hooks and as many without. They alternate in short blocks, so that both kinds
+see the same disturbances of the machine. The output has the median step of both, the ratio of
+medians round by round, and the microseconds that hooks add to a step. These do not depend on the
+model, so they are a smaller share of a longer step.
 """
 
 import tempfile
@@ -27,16 +27,18 @@ from multicard.records.progress import Board
 from multicard.script import hooks
 from multicard.script.recorder import Recorder
 
-# steps in a row; those after the first count,
-# as hooks that come or go empty Python's caches of methods
+# A block has this number of steps in a row. The first does not count, because installing or
+# removing hooks empties Python's method caches.
 BLOCK = 5
 
 
 def steps_s(
     blocks: int, width: int, batch_size: int, recorder: Recorder
 ) -> Iterator[tuple[bool, float]]:
-    """Whether hooks were installed, and the seconds, of each step that counts,
-    of a perceptron of that width.
+    """Train a perceptron of this width, and yield a pair for each step that counts.
+
+    Yields:
+        Whether hooks were installed, and the seconds of the step.
     """
     device = recorder.report.rank.device
     torch.manual_seed(0)
@@ -63,7 +65,7 @@ def steps_s(
 
 
 def round_s(steps: int, width: int, batch_size: int) -> tuple[list[float], list[float]]:
-    """Seconds of so many steps without hooks, and with them."""
+    """Measure a round, and return the seconds of each step without hooks and with them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "ranks").mkdir()
@@ -72,10 +74,13 @@ def round_s(steps: int, width: int, batch_size: int) -> tuple[list[float], list[
         assert isinstance(config, ScriptConfig)
         recorder = Recorder(Rank(0, 0, 1, device_here(), "gloo", 1), config, folder)
         blocks = 4 * round(steps / (BLOCK - 1) / 2)
-        taken = [*steps_s(blocks, width, batch_size, recorder)]
+        step_times = [*steps_s(blocks, width, batch_size, recorder)]
         board.remove()
     assert recorder.progress.steps == blocks // 2 * BLOCK
-    return [each for on, each in taken if not on], [each for on, each in taken if on]
+    return (
+        [step_s for has_hooks, step_s in step_times if not has_hooks],
+        [step_s for has_hooks, step_s in step_times if has_hooks],
+    )
 
 
 def main() -> None:
@@ -86,7 +91,7 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(1)
     print(machine(device_here()))
-    round_s(args.steps, args.width, args.batch_size)  # warm up
+    round_s(args.steps, args.width, args.batch_size)  # This is a warm-up.
     rounds = [
         tuple(map(median, round_s(args.steps, args.width, args.batch_size)))
         for _ in range(args.rounds)
@@ -96,9 +101,9 @@ def main() -> None:
         f"step: {1e3 * median(without_s):.3f} ms without hooks, {1e3 * median(with_s):.3f} ms with"
         " them"
     )
-    low, middle, high = quartiles([on / off for off, on in rounds])
+    low, middle, high = quartiles([with_hooks / without for without, with_hooks in rounds])
     print(f"ratio, round by round: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
-    added_us = 1e6 * median(on - off for off, on in rounds)
+    added_us = 1e6 * median(with_hooks - without for without, with_hooks in rounds)
     print(
         f"added to a step: median {added_us:.0f} us, which is 1 % of a step of"
         f" {added_us / 10:.0f} ms"

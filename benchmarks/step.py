@@ -1,28 +1,26 @@
-"""Duration of a training step by precision, layout and compilation, without its input;
-and the memory's ceiling.
+"""Measure a training step without its input, by precision, layout, compilation and convolution.
 
     python -m benchmarks.step [--image-size 224] [--batch-size 16] [--rounds 5]
         [--precisions fp16 bf16] [--layouts nhwc] [--compile [MODE ...]]
         [--pointwise convolution linear] [--depthwise convolution triton]
 
-`--compile` measures compiled steps too, in the default mode or in each of these: default,
-reduce-overhead, max-autotune, max-autotune-no-cudagraphs; `--only-compiled` leaves the others out.
-`linear` and `triton` go with nhwc alone: see multicard.vision.convolutions and
-multicard.vision.depthwise.
+`--compile` also measures compiled steps, in the default mode or in each of these: default,
+reduce-overhead, max-autotune, max-autotune-no-cudagraphs. `--only-compiled` leaves the others out.
+`linear` and `triton` need nhwc: see multicard.vision.convolutions and multicard.vision.depthwise.
 
-All combinations take turns on one cached batch: forward, loss, backward and optimiser, as in the
-training loop. Prints medians over the rounds. On a GPU images/s are beside the ceiling set by the
-memory's bandwidth: MobileNetV2 uses each tensor only a few times, so that bytes bind and not
-arithmetic. The bytes that a step moves for an image, each tensor read and
-written whole (parameters are small and left out):
+All combinations take turns on one cached batch: forward, loss, backward and optimizer, as in the
+training loop. The table has medians over the rounds. On a GPU, it also has the ceiling of images/s
+that the memory's bandwidth sets. MobileNetV2 uses each tensor only a few times, so it is limited by
+bytes and not by arithmetic. These are the bytes that a step moves for an image, if each tensor is
+read and written as a whole. Parameters are small and left out:
 
     convolution   3 in + 3 out     forward reads and writes; backward reads 3, writes
     BatchNorm     8 out            forward reads twice, writes; backward reads both twice, writes
     ReLU6         5 out            forward reads and writes; backward reads two, writes; fused: none
     residual      3 out            forward reads two and writes; backward passes the gradient on
 
-The bandwidth is that of a copy within the device, which reads and writes, and both
-count (`multicard.machine.rates`).
+The bandwidth is measured by a copy within the device, which counts both its reads and its writes
+(`multicard.machine.rates`).
 """
 
 import argparse
@@ -60,37 +58,42 @@ HEADINGS = (
     "images/s",
     "ceiling",
 )
-STEPS = 6  # a turn
-# at most: one for its shape, and again where a global flag changed in between
-GRAPHS_A_COMBINATION = 4
+STEPS_PER_TURN = 6
+# A combination is compiled once for its shape, and again if a global flag changed in between.
+GRAPHS_PER_COMBINATION = 4
 
 
 def bytes_an_image(model: nn.Module, size: int, value_bytes: int, fused: bool) -> int:
-    """The formula above, summed over the layers of a model on the device `meta`, where nothing is
-    computed, for an image of `size` x `size`; ReLU6 may be fused into BatchNorm.
+    """Sum the formula of the module's docstring over the layers of a model.
+
+    Args:
+        model: a model on the device `meta`, which computes nothing.
+        size: the side of an image, in pixels.
+        value_bytes: the bytes of an element of a tensor.
+        fused: whether ReLU6 is fused into BatchNorm.
     """
-    counted = 0
+    moved_values = 0
 
     def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
-        nonlocal counted
+        nonlocal moved_values
         if isinstance(module, nn.Conv2d):
-            counted += 3 * inputs[0].numel() + 3 * out.numel()
+            moved_values += 3 * inputs[0].numel() + 3 * out.numel()
         elif isinstance(module, nn.BatchNorm2d):
-            counted += 8 * out.numel()
+            moved_values += 8 * out.numel()
         elif isinstance(module, nn.ReLU6):
-            counted += 0 if fused else 5 * out.numel()
+            moved_values += 0 if fused else 5 * out.numel()
         elif getattr(module, "use_res_connect", False):
-            counted += 3 * out.numel()
+            moved_values += 3 * out.numel()
 
     for module in model.modules():
         module.register_forward_hook(count)
-    # in training BatchNorm refuses a single value
+    # Use evaluation mode: in training, BatchNorm refuses a single value per channel.
     model.eval()(torch.zeros(1, 3, size, size, device="meta"))
-    return counted * value_bytes
+    return moved_values * value_bytes
 
 
 class StepVariant(NamedTuple):
-    """A combination. mode: of torch.compile; None: not compiled."""
+    """A combination to measure. `mode` is the mode of torch.compile; None: not compiled."""
 
     precision: str
     layout: str
@@ -100,18 +103,20 @@ class StepVariant(NamedTuple):
 
 
 def cells(args: argparse.Namespace) -> list[StepVariant]:
-    """The combinations that the options ask for."""
+    """Return the combinations that the options ask for."""
     modes = [] if args.only_compiled and args.compile is not None else [None]
     modes += (args.compile or ["default"]) if args.compile is not None else []
-    combined = [
+    combinations = [
         StepVariant(*values)
         for values in product(args.precisions, args.layouts, modes, args.pointwise, args.depthwise)
     ]
-    return [cell for cell in combined if cell.layout == "nhwc" or cell[3:] == ("convolution",) * 2]
+    return [
+        cell for cell in combinations if cell.layout == "nhwc" or cell[3:] == ("convolution",) * 2
+    ]
 
 
 def step(cell: StepVariant, size: int, batch: int, device: torch.device) -> Callable[[], float]:
-    """A turn of training steps on a cached batch, which returns seconds per step."""
+    """Return a function that trains a few steps on a cached batch and returns seconds per step."""
     precision = choose(cell.precision, device)
     order = torch.channels_last if cell.layout == "nhwc" else torch.contiguous_format
     layers = {"pointwise": Pointwise(cell.pointwise), "depthwise": Depthwise(cell.depthwise)}
@@ -129,7 +134,7 @@ def step(cell: StepVariant, size: int, batch: int, device: torch.device) -> Call
     images = values.to(precision.transfer_dtype).contiguous(memory_format=order)
     labels = torch.randint(0, 10, (batch,), device=device)
 
-    def turn(steps: int = STEPS) -> float:
+    def turn(steps: int = STEPS_PER_TURN) -> float:
         precision.set_flags()
         timing.synchronize(device)
         started_s = timing.clock_s()
@@ -145,7 +150,7 @@ def step(cell: StepVariant, size: int, batch: int, device: torch.device) -> Call
         timing.synchronize(device)
         return (timing.clock_s() - started_s) / steps
 
-    turn(GRAPH_PASSES)  # compiles, records CUDA graphs, and has every buffer allocated
+    turn(GRAPH_PASSES)  # This compiles, records CUDA graphs, and allocates every buffer.
     return turn
 
 
@@ -167,9 +172,9 @@ def options() -> argparse.ArgumentParser:
         "--only-compiled", action="store_true", help="leave out the steps that are not compiled"
     )
     for option, kinds in (("--pointwise", Pointwise), ("--depthwise", Depthwise)):
-        alone = "the second with nhwc alone"
+        needs_nhwc = "the second choice needs nhwc"
         result.add_argument(
-            option, nargs="+", default=["convolution"], choices=list(kinds), help=alone
+            option, nargs="+", default=["convolution"], choices=list(kinds), help=needs_nhwc
         )
     return result
 
@@ -179,9 +184,9 @@ def main() -> None:
     os_calls.tune_malloc()
     torch.set_num_threads(cores())
     device = device_here()
-    # each combination compiles the same code anew; beyond the limit of 8,
-    # torch would go on uncompiled
-    torch._dynamo.config.recompile_limit = GRAPHS_A_COMBINATION * len(cells(args))
+    # Each combination compiles the same code anew. Beyond the default limit of 8 graphs, torch
+    # would silently go on without compilation.
+    torch._dynamo.config.recompile_limit = GRAPHS_PER_COMBINATION * len(cells(args))
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     rate = rates.within_bytes_per_s(device)
     print(
@@ -192,11 +197,11 @@ def main() -> None:
     for cell, seconds in interleaved(turns, args.rounds).items():
         low, middle, high = quartiles([1000 * s for s in seconds])
         precision = choose(cell.precision, device)
-        value = torch.empty(
-            (), dtype=getattr(torch, precision.autocast or precision.model)
-        ).itemsize
+        value_bytes = getattr(torch, precision.autocast or precision.model).itemsize
         meta = models.mobilenet_v2(num_classes=10).to("meta")
-        ceiling = rate / bytes_an_image(meta, args.image_size, value, fused=cell.mode is not None)
+        ceiling = rate / bytes_an_image(
+            meta, args.image_size, value_bytes, fused=cell.mode is not None
+        )
         images = args.batch_size / (middle / 1000)
         figures = f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{images:,.1f}", f"{ceiling:,.0f}"
         rows.append((cell.precision, cell.layout, cell.mode or "no", *cell[3:], *figures))

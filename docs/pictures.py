@@ -1,10 +1,11 @@
-"""The example report and the pictures of the pages: docs/example, docs/demo.svg, docs/img.
+"""Make the example report and the pictures of the pages: docs/example, docs/demo.svg, docs/img.
 
     python -m docs.pictures [MULTIRUN]
 
-They are made of the records of two sweeps in docs/example/records: `first`, the README's first
-command, and `example`. Those in MULTIRUN replace them (`make example` measures both). Playwright
-(requirements-dev.txt) and a Chromium draw the report.
+They show the records of two sweeps in docs/example/records: `first` is the README's first command,
+`example` the sweep of the report. If MULTIRUN is given, its sweeps replace these records first;
+`make example` measures both. The report is drawn with Playwright (requirements-dev.txt) and
+Chromium.
 """
 
 import argparse
@@ -40,9 +41,9 @@ from multicard.records.run_folder import replacing
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "example" / "records"
-KEPT = ("result.json", "environment.json")  # of a run: neither samples nor logs
-# The README's first command, which shows commands as in a checkout,
-# though it runs in another folder
+RECORD_FILES = ("result.json", "environment.json")  # The records omit a run's samples and logs.
+# This code runs the README's first command. It runs in another folder, but shows commands as they
+# are typed in a checkout.
 AS_IN_CHECKOUT = f"""
 import runpy, sys
 sys.path.insert(0, {str(DOCS.parent)!r})
@@ -52,15 +53,15 @@ sys.argv[0] = "train_vision.py"
 runpy.run_path({str(DOCS.parent / "train_vision.py")!r}, run_name="__main__")
 """
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Window, in pixels, and picture pixels for each of its own
+# The size of a window in pixels, and its device scale factor.
 WINDOWS = {
     "screen": (ViewportSize(width=1300, height=1465), 1.0),
     "phone": (ViewportSize(width=390, height=1440), 1.5),
 }
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-DRAWN_MS = 1500  # until the figures in sight are drawn
-COLOURS = 96  # of a picture, so that its file is small
-COLUMNS = 80  # of the terminal
+DRAWING_MS = 1500  # After this time, the visible figures are drawn.
+COLORS = 96  # A picture has few colors so that its file is small.
+COLUMNS = 80  # the width of the terminal
 TERMINAL = {
     "TERM": "xterm-256color",
     "COLUMNS": str(COLUMNS),
@@ -70,29 +71,31 @@ TERMINAL = {
 
 
 def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
-    """Write everything below `out`; the exit code is 1, after a line that says why,
-    without a browser or records.
+    """Write everything below `out`.
+
+    Returns:
+        0, or 1 after a line that says why the pictures cannot be made.
     """
     parser = argparse.ArgumentParser(
         "python -m docs.pictures", description="The example report and its pictures"
     )
     parser.add_argument("multirun", metavar="MULTIRUN", nargs="?", type=Path)
     multirun = parser.parse_args(words).multirun
-    found = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
+    browser_path = next((path for path in map(shutil.which, BROWSERS) if path is not None), None)
     try:
-        if found is None:
+        if browser_path is None:
             raise Refusal(
                 "pictures.no-browser",
                 f"no browser; install {' or '.join(BROWSERS)}",
                 browsers=list(BROWSERS),
             )
         if multirun is not None:
-            _keep(multirun)
+            _replace_records(multirun)
         page = example(out)
         print(page, terminal(out), sep="\n")
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(
-                executable_path=found, args=["--no-sandbox", "--disable-gpu"]
+                executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"]
             )
             for window in WINDOWS:
                 for scheme in SCHEMES:
@@ -103,34 +106,33 @@ def main(words: Sequence[str] | None = None, out: Path = DOCS) -> int:
     return 0
 
 
-def _keep(multirun: Path) -> None:
-    """Replace the records by those of the sweeps in `multirun`,
-    without this machine's name and paths.
-    """
+def _replace_records(multirun: Path) -> None:
+    """Replace the records with the sweeps in `multirun`, without this machine's name and paths."""
     for sweep in ("first", "example"):
-        measured = multirun / sweep
-        kept = RECORDS / sweep
-        hydra = yaml.safe_load((measured / rerun_commands.SWEEP).read_text())["hydra"]
-        shutil.rmtree(kept, ignore_errors=True)
-        records = chain.from_iterable(measured.glob(f"*/{name}") for name in KEPT)
+        measured_sweep = multirun / sweep
+        target = RECORDS / sweep
+        hydra = yaml.safe_load((measured_sweep / rerun_commands.SWEEP_FILE).read_text())["hydra"]
+        shutil.rmtree(target, ignore_errors=True)
+        records = chain.from_iterable(measured_sweep.glob(f"*/{name}") for name in RECORD_FILES)
         for path in sorted(records):
-            (kept / path.parent.name).mkdir(parents=True, exist_ok=True)
+            (target / path.parent.name).mkdir(parents=True, exist_ok=True)
             text = json.dumps(json.loads(path.read_text()), separators=(",", ":"))
             text = text.replace(f'"{platform.node()}"', '"node1"')
-            (kept / path.parent.name / path.name).write_text(f"{text}\n")
+            (target / path.parent.name / path.name).write_text(f"{text}\n")
         command = {
             "overrides": {"task": hydra["overrides"]["task"]},
             "job": {"config_name": hydra["job"]["config_name"]},
         }
-        (kept / rerun_commands.SWEEP).write_text(
+        (target / rerun_commands.SWEEP_FILE).write_text(
             yaml.safe_dump({"hydra": command}, sort_keys=False)
         )
 
 
 @contextlib.contextmanager
-def _measured() -> Iterator[None]:
-    """The working directory is as a checkout in which both sweeps have been measured: commands are
-    shown as they are typed there.
+def _measured_folder() -> Iterator[None]:
+    """Work in a folder in which both sweeps have been measured.
+
+    Commands are shown as they are typed in a checkout.
     """
     in_checkout = mock.patch.object(messages, "in_checkout", lambda: True)
     with TemporaryDirectory() as folder, contextlib.chdir(folder), in_checkout:
@@ -139,32 +141,37 @@ def _measured() -> Iterator[None]:
 
 
 def example(out: Path) -> Path:
-    """Write the report of the sweep `example`."""
+    """Write the report of the sweep `example`, and return its path."""
     page = out.absolute() / "example" / report.NAME
     page.parent.mkdir(exist_ok=True)
-    with _measured():
+    with _measured_folder():
         report.write([Path("multirun", "example")], page, title=None, mix=False)
     return page
 
 
 def terminal(out: Path) -> Path:
-    """Write what the sweep `first` prints on a terminal: its
-    command is run where it was measured before.
+    """Draw what the sweep `first` prints on a terminal, and return the picture's path.
+
+    Its command runs in a folder where it was measured before.
     """
-    drawn = Console(
+    console = Console(
         record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor"
     )
-    with _measured():
-        # records are kept without their steps
+    with _measured_folder():
+        # The records do not include the file of steps, without which a run is not reused.
         for run in Path("multirun", "first").glob("*/result.json"):
-            # how the file ends; a run without it is not taken
+            # A Parquet file ends with these bytes.
             run.with_name(steps.STEPS).write_bytes(b"PAR1")
         command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
         words = [sys.executable, "-c", AS_IN_CHECKOUT, *shlex.split(command)[2:]]
-        # which gives the command a terminal
-        typed = ["script", "-qec", shlex.join(words), "/dev/null"]
+        # `script` gives the command a terminal.
+        command_line = ["script", "-qec", shlex.join(words), "/dev/null"]
         done = subprocess.run(
-            typed, env=os.environ | TERMINAL, stdout=subprocess.PIPE, text=True, check=False
+            command_line,
+            env=os.environ | TERMINAL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     if done.returncode:
         raise Refusal(
@@ -173,11 +180,11 @@ def terminal(out: Path) -> Path:
             command=command,
             printed=done.stdout,
         )
-    drawn.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
-    drawn.print(Text.from_ansi(done.stdout.replace("measured before: ", "")))
+    console.print(Text.assemble(("$ ", "bold green"), command), soft_wrap=False)
+    console.print(Text.from_ansi(done.stdout.replace("measured before: ", "")))
     path = out / "demo.svg"
-    svg = drawn.export_svg(title="multicard", unique_id="demo")
-    # pictures fetch nothing
+    svg = console.export_svg(title="multicard", unique_id="demo")
+    # Without @font-face, the picture downloads nothing.
     path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
     return path
 
@@ -185,13 +192,13 @@ def terminal(out: Path) -> Path:
 def _picture(
     browser: Browser, page: Path, window: str, scheme: Literal["light", "dark"], out: Path
 ) -> Path:
-    """Write the top of the page as one picture."""
+    """Write the top of the page as a picture, and return its path."""
     size, scale = WINDOWS[window]
-    opened = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)
-    opened.goto(page.as_uri())
-    opened.wait_for_timeout(DRAWN_MS)
-    picture = Image.open(BytesIO(opened.screenshot())).convert("RGB").quantize(COLOURS)
-    opened.close()
+    browser_page = browser.new_page(viewport=size, device_scale_factor=scale, color_scheme=scheme)
+    browser_page.goto(page.as_uri())
+    browser_page.wait_for_timeout(DRAWING_MS)
+    picture = Image.open(BytesIO(browser_page.screenshot())).convert("RGB").quantize(COLORS)
+    browser_page.close()
     path = out / f"report-{window}-{scheme}.png"
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as file:

@@ -1,5 +1,6 @@
-"""A plain PyTorch script with DistributedDataParallel, as torchrun starts it.
-It knows nothing of multicard.
+"""Train on digits with DistributedDataParallel: a plain PyTorch script, as torchrun starts it.
+
+The script does not depend on multicard.
 
 torchrun --nproc-per-node 2 examples/ddp_digits.py --precision bf16
 python measure_script.py -m script=examples/ddp_digits.py args.precision=fp32,bf16 gpus=1,2
@@ -25,9 +26,11 @@ options.add_argument("--lr", type=float, default=1e-3)
 
 def main() -> None:
     args = options.parse_args()
-    cuda = torch.cuda.is_available()
-    dist.init_process_group("nccl" if cuda else "gloo")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    has_cuda = torch.cuda.is_available()
+    dist.init_process_group("nccl" if has_cuda else "gloo")
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_cuda else torch.device("cpu")
+    )
     torch.manual_seed(0)
 
     pixels, labels = load_digits(return_X_y=True)  # 1797 images of 8 x 8
@@ -35,7 +38,7 @@ def main() -> None:
     data = TensorDataset(images, torch.tensor(labels))
     train, test = torch.utils.data.random_split(data, [0.8, 0.2], torch.Generator().manual_seed(0))
     sampler = DistributedSampler(train)
-    batches = DataLoader(train, args.batch_size, sampler=sampler, pin_memory=cuda)
+    batches = DataLoader(train, args.batch_size, sampler=sampler, pin_memory=has_cuda)
 
     layers = [
         nn.Conv2d(1, 32, 3),

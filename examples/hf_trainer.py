@@ -1,4 +1,4 @@
-"""A small language model trained by the Trainer of Hugging Face, as torchrun starts it.
+"""Train a small language model with Hugging Face's Trainer, as torchrun starts it.
 
 pip install transformers accelerate
 torchrun --nproc-per-node 2 examples/hf_trainer.py --max_steps 20

@@ -1,4 +1,4 @@
-"""The digits by Lightning, which finds the ranks that torchrun started.
+"""Train on digits with Lightning, which uses the ranks that torchrun started.
 
 pip install lightning
 torchrun --nproc-per-node 2 examples/lightning_digits.py --width 64

@@ -2,8 +2,8 @@
 
     multicard demo
 
-It runs a small sweep, says which setting to use, and writes a page about the runs. Records and page
-are in `multirun/` of the working folder.
+It runs a small sweep, says which setting to use, and writes a page about the runs. The records and
+the page are in `multirun/` in the working folder.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SWEEP = (
 
 
 def commands() -> Iterator[list[str]]:
-    """Yield the words of each command after `multicard`, in their order."""
+    """Yield the words of each command after `multicard`, in the order in which they run."""
     yield ["vision", *SWEEP.split()]
     yield ["report", "multirun/demo"]
 
@@ -38,8 +38,8 @@ def main() -> int:
     Parser(
         f"{typed('-m multicard')} demo", description=usage(__doc__, __file__), formatter_class=raw
     ).parse_args()
-    # Start the commands as this one was started, without its own words: "demo", which `__main__`
-    # took away, and options.
+    # Start the commands in the same way as this one, but without the words after the program:
+    # "demo", which `__main__` removed, and options.
     own_words = len(sys.argv)
     start = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - own_words]]
     try:

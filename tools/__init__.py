@@ -1,1 +1,1 @@
-"""Checks of the project itself; nothing here is installed with it."""
+"""Check the project itself. These tools are not installed with it."""

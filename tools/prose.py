@@ -1,17 +1,17 @@
-"""How the project's prose reads: the pages, and the docstrings and comments of its Python.
+"""Check the project's prose: the pages, and the docstrings and comments of its Python.
 
     python -m tools.prose           counts; exit code 1 if a rule is broken
     python -m tools.prose --list    each place
 
-The rules are few, and each can be checked without an opinion:
+Each rule can be checked without an opinion:
 
-- A sentence has at most 30 words; inline code counts as one word.
+- A sentence has at most 30 words. Inline code counts as one word.
 - A line of a page has at most 100 characters, except tables, code, headings and HTML.
-- Some phrases of habit are not used; `PHRASES` has what to write instead.
+- Some habitual phrases are not used. `PHRASES` says what to write instead.
 - No sentence begins with "Of ".
 
-Pages that are generated, and the changelog of released versions, are not checked. In Python,
-sentences are not measured: a docstring's lists have no full stops.
+Generated pages and the changelog of released versions are not checked. The sentences of Python are
+not measured, because the lists in docstrings have no full stops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LINE_CHARACTERS = 100
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
 GENERATED = ("docs/reference/record.md", "docs/reference/keys.md")
 
-PHRASES = {  # habits that readers stumbled over, and what to write instead
+PHRASES = {  # Phrases over which readers stumbled, and what to write instead.
     r"\b(?:tell|tells|telling|told)\b[^,;:.]* (?:from|apart)\b": "they differ, or by how much",
     r"\bwhat (?:is|are) no\b": "name the thing that it is",
     r"\b(?:is|are) no results?\b": "does not count as a result",
@@ -80,7 +80,7 @@ def page_paths(root: Path = ROOT) -> list[Path]:
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line of a page that is prose; "" separates paragraphs."""
+    """Yield the number and text of each prose line of a page; other lines yield "" as the text."""
     is_code = False
     is_html = False
     for number, line in enumerate(text.split("\n"), 1):
@@ -98,7 +98,7 @@ def prose_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def paragraphs(text: str) -> Iterator[PageParagraph]:
-    """Yield the paragraphs of a page; an item of a list is one."""
+    """Yield the paragraphs of a page. An item of a list is a paragraph."""
     start = 0
     parts: list[str] = []
     for number, line in [*prose_lines(text), (0, "")]:
@@ -112,15 +112,15 @@ def paragraphs(text: str) -> Iterator[PageParagraph]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a paragraph; code and links are replaced by single words and their texts."""
+    """Split a paragraph. Code becomes a single word, and a link becomes its text."""
     plain = LINK.sub(r"\1", CODE.sub("CODE", text))
-    found: list[str] = []
+    split: list[str] = []
     for part in SENTENCE_END.split(plain):
-        if found and ABBREVIATION.search(found[-1]):
-            found[-1] += " " + part
+        if split and ABBREVIATION.search(split[-1]):
+            split[-1] += " " + part
         else:
-            found.append(part)
-    return found
+            split.append(part)
+    return split
 
 
 def word_count(sentence: str) -> int:
@@ -185,7 +185,8 @@ def check_python(path: str, source: str) -> Iterator[BrokenRule]:
     yield from check_phrases(path, comment.line, comment.text)
 
 
-def findings(root: Path = ROOT) -> Iterator[BrokenRule]:
+def find_broken_rules(root: Path = ROOT) -> Iterator[BrokenRule]:
+    """Check all pages and Python files."""
     for path in page_paths(root):
         yield from check_page(path.relative_to(root).as_posix(), path.read_text())
     for path in python_files(root):
@@ -198,13 +199,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="name each place")
     options = parser.parse_args(arguments)
 
-    broken = list(findings())
+    broken_rules = list(find_broken_rules())
     if options.list:
-        print(*broken, sep="\n")
-    pages = sum(finding.path.endswith(".md") for finding in broken)
+        print(*broken_rules, sep="\n")
+    pages = sum(broken.path.endswith(".md") for broken in broken_rules)
     print(f"{pages:5}  places in pages")
-    print(f"{len(broken) - pages:5}  places in comments and docstrings")
-    return 1 if broken else 0
+    print(f"{len(broken_rules) - pages:5}  places in comments and docstrings")
+    return 1 if broken_rules else 0
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""How the project's Python reads, in figures that `make lint` holds.
+"""Measure how the project's Python reads. `make lint` enforces the limits.
 
-    python -m tools.reading           the figures; exit code 1 where a limit is exceeded
+    python -m tools.reading           the figures; exit code 1 if a limit is exceeded
     python -m tools.reading --list    each place that counts
 
-Python outside tests is measured. Four habits cost a reader more than they save a writer, so none is
-left but where a comment `# reading: ...` on the line says why it reads best as it is:
+Tests are not measured. Four habits cost a reader more than they save a writer. They are allowed
+only if a comment `# reading: ...` on the line gives a reason:
 
-- a literal times a truth value (`["--fast"] * bool(fast)`) in place of an `if`;
+- a literal times a truth value (`["--fast"] * bool(fast)`) instead of an `if`
 - parallel assignment of unrelated values (`a, b = 1, []`); a swap, or any other assignment that
-  needs both old values, is no such place;
-- a comprehension with two `for`;
-- a class name that stands for two classes.
+  needs both old values, does not count
+- a comprehension with two `for`
+- one class name for two classes
 
-Lines over 100 characters, and the mean length of a line, show how much a line asks of its reader.
-Bytes are reported, not limited.
+Lines over 100 characters and the mean length of a line show how much a line asks of its reader.
+The number of bytes is reported, but not limited.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SourcePlace:
 
 @dataclass
 class Reading:
-    """The figures of some files, and the places that count."""
+    """The figures of some files, and the places that count against them."""
 
     lines: int = 0
     characters: int = 0
@@ -80,7 +80,7 @@ class Reading:
 
 
 def python_files(root: Path = ROOT) -> Iterator[Path]:
-    """The Python outside tests, in a fixed order."""
+    """Yield the Python files outside tests, in a fixed order."""
     for folder in FOLDERS:
         yield from sorted((root / folder).rglob("*.py"))
     for entry in ENTRIES:
@@ -96,7 +96,7 @@ def read_all(files: Iterator[Path], root: Path = ROOT) -> Reading:
 
 
 def add_file(reading: Reading, source: str, path: str) -> None:
-    """Adds the figures of one file's `source`."""
+    """Add the figures of a file to `reading`."""
     lines = source.split("\n")
 
     def place(line: int) -> SourcePlace:
@@ -132,7 +132,7 @@ def _has_reason(node: ast.AST, lines: list[str]) -> bool:
 
 
 def _is_truth_factor(node: ast.BinOp) -> bool:
-    """Whether a literal is repeated once or not at all."""
+    """Return whether a literal is multiplied by a truth value."""
     if not isinstance(node.op, ast.Mult):
         return False
     for literal, factor in ((node.left, node.right), (node.right, node.left)):
@@ -160,7 +160,7 @@ def _is_truth(node: ast.AST) -> bool:
 
 
 def _is_parallel(node: ast.Assign) -> bool:
-    """Whether several values are assigned at once that could be assigned one after the other."""
+    """Return whether values are assigned at once that could be assigned one after the other."""
     target = node.targets[0]
     if not isinstance(target, ast.Tuple) or not isinstance(node.value, ast.Tuple):
         return False

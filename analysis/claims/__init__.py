@@ -2,9 +2,11 @@
 
 `vision_claims.yaml` and `tuning_claims.yaml` have the claims. Each claim has the `rules` that test
 it: which cells of an experiment to compare, by which of the `measures`, and within which bounds.
-`verdicts` judges the comparisons, and `render` writes the verdicts.
+`judging` judges the comparisons, and `render` writes the verdicts.
 """
 
-from .verdicts import CLAIMS, Claim, ClaimFigure, ClaimVerdict, judge, named
+from .claim_files import CLAIMS, Claim, named
+from .judging import judge
+from .verdicts import ClaimFigure, ClaimVerdict
 
 __all__ = ["CLAIMS", "Claim", "ClaimFigure", "ClaimVerdict", "judge", "named"]

@@ -22,7 +22,7 @@ from ..runs import details, grouping
 from ..runs.grouping import ACCURACY
 from ..runs.load import Run
 from ..runs.quality import LOSS_APART, is_less
-from ..runs.works import LEFT_OUT
+from ..runs.works import MAX_LEFT_OUT
 from ..stats.between_runs import RepeatedRuns
 from .comparison import FAILS, ComparedCell, Readings, RuleComparison
 from .measures import Measure
@@ -176,7 +176,7 @@ def _different_work(sides: Sequence[ComparedCell]) -> list[Message]:
         for side in sides:
             amounts.extend(run[column] for run in side.runs)
         known_amounts = [amount for amount in amounts if amount is not None]
-        if known_amounts and min(known_amounts) < max(known_amounts) * (1 - LEFT_OUT):
+        if known_amounts and min(known_amounts) < max(known_amounts) * (1 - MAX_LEFT_OUT):
             least = min(known_amounts)
             most = max(known_amounts)
             text = (

@@ -18,7 +18,8 @@ from ..runs.columns import KINDS
 from ..runs.grouping import grouped
 from ..stats.between_runs import REMEDY
 from .comparison import EXCEEDS, FAILS, HALF, HOLDS, ILLUSTRATED, UNDECIDED, UNMEASURED
-from .verdicts import NO_RUNS, ClaimVerdict, labels
+from .reasons import NO_RUNS, labels
+from .verdicts import ClaimVerdict
 
 # The width of the output if it is not a terminal, and the least width on a terminal.
 WIDTH = 120
@@ -68,10 +69,16 @@ def _none_measured(verdicts: Sequence[ClaimVerdict]) -> list[str]:
     ]
     for kind in ("vision", "llm"):
         subject = KINDS[kind].title
-        command = f"{typed(KINDS[kind].entry)} experiment=all name=papers-{subject}"
+        command = _command_for_all(kind)
         text = f"`{command}` measures those on {subject}; with `scale=smoke`, in minutes, to try it"
         lines.append(Message("claim.measured-by", text, command=command))
     return lines
+
+
+def _command_for_all(kind: str) -> str:
+    """Return the command that measures all experiments of a kind of runs."""
+    run_kind = KINDS[kind]
+    return f"{typed(run_kind.entry)} experiment=all name=papers-{run_kind.title}"
 
 
 def _name_with_reason(verdict: ClaimVerdict) -> str:

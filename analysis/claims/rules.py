@@ -10,9 +10,8 @@ and decides nothing.
 
 import math
 import operator
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations, pairwise, permutations, product
+from collections.abc import Mapping, Sequence
+from itertools import chain, permutations, product
 from typing import Any, Literal
 
 import msgspec
@@ -42,11 +41,17 @@ from .comparison import (
 )
 from .conditions import Condition
 from .measures import MEASURES, Measure
+from .rule_cells import (
+    cells_across,
+    groups_along,
+    ok_runs_of_cells,
+    pairs_of_values,
+    papers_cells,
+    runs_by_cell,
+)
 
-UNLUCKY = ("oom", "diverged")  # Repeating such a run would probably end the same way.
 LEAST_SPREAD = 1e-9  # Figures whose relative difference is below it count as equal.
 _ESTIMATE = operator.attrgetter("estimate")
-OPERATORS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 class Rule(
@@ -90,7 +95,7 @@ class Rule(
         It has no runs if one of the cells has no run that ended ok.
         """
         sides = tuple(
-            ComparedCell(grouping.short_label(cell.items()), _ok_runs(panel, cell))
+            ComparedCell(grouping.short_label(cell.items()), ok_runs_of_cells(panel, cell))
             for cell in cells
         )
         is_measured = all(side.runs for side in sides)
@@ -163,7 +168,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         pairs = self.pairs
         if len(self.axes) == 1:
             of_axis = chain.from_iterable(
-                _pairs_of_values(panel, self.axes[0], pair) for pair in pairs
+                pairs_of_values(panel, self.axes[0], pair) for pair in pairs
             )
             pairs = [([top], [bottom]) for top, bottom in of_axis]
         sides = [tuple(dict(zip(self.axes, side, strict=True)) for side in pair) for pair in pairs]
@@ -171,7 +176,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         for top, bottom in sides:
             comparisons.extend(
                 self._compare_cell(panel, cell, top, bottom)
-                for cell in _cells_across(panel, self.axes, self.only)
+                for cell in cells_across(panel, self.axes, self.only)
                 if all(panel.experiment.has((*cell, *side.items())) for side in (top, bottom))
             )
         return comparisons
@@ -186,7 +191,7 @@ class Contrast(Rule, frozen=True, kw_only=True, tag="contrast"):
         )
         what = f"{self.what}, {what}" if self.what else what
         cells = [{**dict(cell), **side} for side in (top, bottom)]
-        tops, bottoms = (_ok_runs(panel, cell) for cell in cells)
+        tops, bottoms = (ok_runs_of_cells(panel, cell) for cell in cells)
         fields: dict[str, Any] = {"interval": _interval_of(self.measure, tops, bottoms)}
         if tops and bottoms:
             fields["most"] = _largest_ratio(self.measure, tops, bottoms)
@@ -209,8 +214,8 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
     over: float = 0.0
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        steps = _pairs_of_values(panel, "gpus", ("next_fewer", "*"))
-        cells = _cells_across(panel, [self.axis, "gpus"], self.only)
+        steps = pairs_of_values(panel, "gpus", ("next_fewer", "*"))
+        cells = cells_across(panel, [self.axis, "gpus"], self.only)
         return [self._compare_cell(panel, cell, *step) for cell, step in product(cells, steps)]
 
     def _compare_cell(self, panel: Panel, cell: Cell, few: int, many: int) -> RuleComparison:
@@ -222,7 +227,8 @@ class GainFalls(Rule, frozen=True, kw_only=True, tag="gain_falls"):
         def interval(readings: Readings, confidence: float) -> Interval:
             at_few, at_many = (
                 _interval_of(
-                    self.measure, *(_ok_runs(panel, cell_values) for cell_values in two_cells)
+                    self.measure,
+                    *(ok_runs_of_cells(panel, cell_values) for cell_values in two_cells),
                 )(readings, confidence)
                 for two_cells in sides
             )
@@ -241,11 +247,11 @@ class EachCell(Rule, frozen=True, kw_only=True, tag="each_cell"):
     what: str
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
-        cells = _cells_across(panel, [], self.only)
+        cells = cells_across(panel, [], self.only)
         return [self._compare_cell(panel, cell) for cell in cells if panel.experiment.has(cell)]
 
     def _compare_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
-        interval = _interval_of(self.measure, _ok_runs(panel, dict(cell)), ())
+        interval = _interval_of(self.measure, ok_runs_of_cells(panel, dict(cell)), ())
         return self.comparison(panel, self.what, cell, [dict(cell)], interval=interval)
 
 
@@ -266,13 +272,15 @@ class BestOf(Rule, frozen=True, kw_only=True, tag="best_of"):
 
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
         return [
-            self._compare_cell(panel, cell) for cell in _cells_across(panel, [self.axis], self.only)
+            self._compare_cell(panel, cell) for cell in cells_across(panel, [self.axis], self.only)
         ]
 
     def _compare_cell(self, panel: Panel, cell: Cell) -> RuleComparison:
         column = MEASURES[self.measure].column
-        cells = _papers_cells(panel, cell, [self.axis])
-        groups = [(cell_values[self.axis], _ok_runs(panel, cell_values)) for cell_values in cells]
+        cells = papers_cells(panel, cell, [self.axis])
+        groups = [
+            (cell_values[self.axis], ok_runs_of_cells(panel, cell_values)) for cell_values in cells
+        ]
         measured_values = [
             (figure, value, runs) for value, runs in groups if (figure := of_setting(runs, column))
         ]
@@ -318,13 +326,13 @@ class SpreadsMore(Rule, frozen=True, kw_only=True, tag="spreads_more"):
     def comparisons(self, panel: Panel) -> list[RuleComparison]:
         axes = list(dict.fromkeys(axis for _, axis in self.sides))
         return [
-            self._compare_cell(panel, cell, axes) for cell in _cells_across(panel, axes, self.only)
+            self._compare_cell(panel, cell, axes) for cell in cells_across(panel, axes, self.only)
         ]
 
     def _compare_cell(self, panel: Panel, cell: Cell, axes: list[str]) -> RuleComparison:
-        cells = _papers_cells(panel, cell, axes)
-        wide_groups = _groups_along(panel, cells, axes[0])
-        narrow_groups = _groups_along(panel, cells, axes[-1])
+        cells = papers_cells(panel, cell, axes)
+        wide_groups = groups_along(panel, cells, axes[0])
+        narrow_groups = groups_along(panel, cells, axes[-1])
         side_names = [f"{measure} by {axis.rpartition('.')[2]}" for measure, axis in self.sides]
         what = f"spread of {' against '.join(side_names)}".replace("_", " ")
         (measure, _), (other_measure, _) = self.sides
@@ -363,7 +371,7 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
         return [self._compare_cell(panel, cell) for cell in self.cells]
 
     def _compare_cell(self, panel: Panel, cell: dict[str, Any]) -> RuleComparison:
-        runs = list(chain.from_iterable(_runs_by_cell(panel, cell)))
+        runs = list(chain.from_iterable(runs_by_cell(panel, cell)))
         statuses = set(map(self._end_of_run, runs))
         if statuses == {self.status}:
             verdict = HOLDS
@@ -411,34 +419,6 @@ class Ends(Rule, frozen=True, kw_only=True, tag="ends"):
 AnyRule = Contrast | GainFalls | EachCell | BestOf | SpreadsMore | Ends
 
 
-def _papers_cells(panel: Panel, cell: Cell, axes: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the cells along some axes that the papers have; all cells if they have none."""
-    cells_along = [
-        dict(zip(axes, values, strict=True))
-        for values in product(*(_axis_values(panel, axis) for axis in axes))
-    ]
-    cells = [
-        {**dict(cell), **cell_values}
-        for cell_values in cells_along
-        if panel.experiment.has((*cell, *cell_values.items()))
-    ]
-    return [cell_values for cell_values in cells if panel.experiment.prints(cell_values)] or cells
-
-
-def _groups_along(
-    panel: Panel, cells: Sequence[Mapping[str, Any]], axis: str
-) -> list[list[tuple[Run, ...]]]:
-    """Group the cells by the values of the other axes, and return their runs."""
-    groups = grouping.grouped(
-        cells, lambda cell: tuple(pair for pair in cell.items() if pair[0] != axis)
-    )
-    return [
-        [_ok_runs(panel, cell) for cell in group_cells]
-        for group_cells in groups.values()
-        if len(group_cells) > 1
-    ]
-
-
 def _log_spread(ratio: float) -> float:
     """Return the logarithm of a spread, which is itself the logarithm of a ratio."""
     return math.log(math.log(ratio)) if ratio > 1 + LEAST_SPREAD else math.log(LEAST_SPREAD)
@@ -475,51 +455,6 @@ def _largest_ratio(measure: str, top: Sequence[Run], bottom: Sequence[Run]) -> f
     )
 
 
-def _pairs_of_values(panel: Panel, axis: str, pair: tuple[Any, Any]) -> list[tuple[Any, Any]]:
-    """Return the pairs of values that a pair stands for.
-
-    Pairs of the papers' values come first, then pairs with other values that were measured.
-    """
-    values = _axis_values(panel, axis)
-    printed_values = [value for value in values if value in panel.experiment.swept[axis]]
-    return list(
-        dict.fromkeys((*_expand_pair(pair, printed_values or values), *_expand_pair(pair, values)))
-    )
-
-
-def _expand_pair(pair: tuple[Any, Any], values: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Replace "*", "first", "fewer" and "next_fewer" in a pair by values of the axis."""
-    if pair[0] == "next_fewer":
-        return [(before, after) for before, after in pairwise(values) if pair[1] in ("*", after)]
-    if pair[0] == "fewer":
-        return [
-            (before, after) for before, after in combinations(values, 2) if pair[1] in ("*", after)
-        ]
-    if pair[1] == "next_fewer":
-        return [(after, before) for before, after in pairwise(values) if pair[0] in ("*", after)]
-    placeholders = {"*": values, "first": values[:1]}
-    tops, bottoms = (
-        placeholders.get(side, [side]) if isinstance(side, str) else [side] for side in pair
-    )
-    return [(top, bottom) for top, bottom in product(tops, bottoms) if top != bottom]
-
-
-def _axis_values(panel: Panel, column: str) -> list[Any]:
-    """Return the values of a swept column: the paper's and others that were measured.
-
-    If none of the paper's values was measured, only the others are returned. Numbers ascend.
-    """
-    printed_values = panel.experiment.swept[column]
-    measured_values = panel.values(column)
-    all_values = [
-        *printed_values,
-        *(value for value in measured_values if value not in printed_values),
-    ]
-    return grouping.ordered(
-        all_values if {*printed_values} & {*measured_values} else measured_values
-    )
-
-
 def _describe(value: Any, key: str = "") -> str:
     """Write the value of a rule's key: "nchw against nhwc", "strategy ddp_ds and gpus >= 2"."""
     if isinstance(value, dict):
@@ -529,47 +464,3 @@ def _describe(value: Any, key: str = "") -> str:
         part_key = "pair" if key == "pairs" else ""
         return separator.join(_describe(part, part_key) for part in value)
     return grouping.typed(value)
-
-
-def _cells_across(panel: Panel, axes: Sequence[str], only: Mapping[str, Any]) -> Iterator[Cell]:
-    """Yield the cells of all swept columns except `axes` that meet the conditions of `only`.
-
-    Columns that follow from an axis are left out too.
-    """
-    experiment = panel.experiment
-    other_columns = [column for column in experiment.swept if column not in axes]
-    columns = [
-        column
-        for column in other_columns
-        if not any(experiment.follows(column, axis) for axis in axes)
-    ]
-    for values in product(*(_axis_values(panel, column) for column in columns)):
-        cell = dict(zip(columns, values, strict=True))
-        if all(_meets_condition(cell[column], condition) for column, condition in only.items()):
-            yield tuple(cell.items())
-
-
-def _meets_condition(value: Any, condition: Any) -> bool:
-    """Return True if a value meets a condition of `only`: a value, a list, or ">= 300"."""
-    if isinstance(condition, list):
-        return value in condition
-    match = re.fullmatch(r"([<>]=?) ?(\d+)", condition) if isinstance(condition, str) else None
-    if match is None:
-        return value == condition
-    return isinstance(value, int | float) and OPERATORS[match[1]](value, int(match[2]))
-
-
-def _runs_by_cell(panel: Panel, wanted: Mapping[str, Any]) -> list[list[Run]]:
-    """Return the runs of each cell that has the wanted values."""
-    return [runs for cell, runs in panel.cells.items() if wanted.items() <= dict(cell).items()]
-
-
-def _ok_runs(panel: Panel, wanted: Mapping[str, Any]) -> tuple[Run, ...]:
-    """Return the runs of the wanted cells that ended ok.
-
-    If another run of these cells ran out of memory or diverged, the others were lucky, and none is
-    returned.
-    """
-    runs = list(chain.from_iterable(_runs_by_cell(panel, wanted)))
-    were_lucky = any(run["status"] in UNLUCKY for run in runs)
-    return () if were_lucky else tuple(run for run in runs if run["status"] == "ok")

@@ -61,14 +61,14 @@ def output(
         asked: the limits that settings must respect.
         mix: rank runs of different commits, machines and cores together.
         summarize: makes the sentences about a ranking by time. It is used only without a goal.
-        by: one of `by_int4.BY`: the loss that settings are judged by. None is the plain loss.
+        by: one of `by_int4.SCORES`: the loss that settings are judged by. None is the plain loss.
 
     Raises:
         ValueError: nothing can be ranked. The message has the reason.
     """
     notes_on_judging = list[Message]()
     if by is not None:
-        runs, notes_on_judging = by_int4.judged(runs)
+        runs, notes_on_judging = by_int4.judge_by_int4(runs)
     without_goal, goal = goal is None, goal or "time"
     selected = _selected(runs, goal, asked, mix)
     ranked = selected.ranked

@@ -411,11 +411,12 @@ def _different_step_work(a: Sequence[Run], b: Sequence[Run]) -> Message | None:
     if not all(map(works.is_script, [*a, *b])):
         return None
     amounts_by_side = ([circumstances.step_work(run.record()) for run in runs] for runs in (a, b))
-    amounts = circumstances.means_apart(*amounts_by_side)
+    amounts = circumstances.differing_means(*amounts_by_side)
     if amounts is None:
         return None
+    unit = circumstances.step_work_unit([*a, *b])
     text = (
-        f"a step trains {amounts[0]:,.1f} samples or tokens in A and {amounts[1]:,.1f} in B;"
+        f"a step trains {amounts[0]:,.1f} {unit} in A and {amounts[1]:,.1f} in B;"
         " `multicard best` compares the times of equal amounts of work"
     )
     return _not_comparable(text, "step-work")

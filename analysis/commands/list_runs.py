@@ -113,7 +113,7 @@ def _causes(runs: Sequence[Run], limit: int | None) -> list[str]:
 def tables(runs: Sequence[Run], limit: int | None = None) -> list[TextTable]:
     """Return a table for each kind of run, in lines of at most `limit` characters.
 
-    A line above the first table says what all runs have in common.
+    A line above the first table states what all runs have in common.
     """
     shared_columns = {
         name for name in ABOUT if len(runs) > 1 and len({run[name] for run in runs}) == 1
@@ -173,7 +173,7 @@ def _rows(names: Sequence[str], cells: dict[str, list[str]]) -> list[tuple[str, 
 
 
 def _value(name: str, run: Run) -> str:
-    """Write a value of a run; "-" for a figure of a run that did not end ok."""
+    """Write a value of a run as text. A figure of a run that did not end ok is "-"."""
     if name in FIGURES and run["status"] != "ok":
         return "-"
     if name == "commit":
@@ -182,9 +182,10 @@ def _value(name: str, run: Run) -> str:
 
 
 def main_columns(runs: Sequence[Run]) -> list[str]:
-    """The columns to look at first: what tells the runs apart, status, main figures and marks.
+    """Return the columns to look at first.
 
-    Figures that no run has are left out.
+    They are the columns that distinguish the runs, status, main figures and marks. Figures that no
+    run has are left out.
     """
     names = ["name"]
     by_kind = grouping.group(runs, ["kind"]).values()
@@ -198,7 +199,7 @@ def main_columns(runs: Sequence[Run]) -> list[str]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the columns that distinguish runs of one kind, and those that it always shows."""
+    """Return the columns that this kind of run always shows, and columns that distinguish runs."""
     keys = [*grouping.settings(runs), *grouping.CORES, grouping.REPEATED]
     always_shown = [
         name

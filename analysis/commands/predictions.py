@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.job import count
-from multicard.estimate.observations import SAME_LOAD, Basis, explained
+from multicard.estimate.observations import SAME_LOAD, Basis, explain_marks
 from multicard.measure.repeated_runs import CONFIDENCE
 from multicard.messages import Message, Refusal
 from multicard.records import limits
@@ -332,7 +332,7 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
         )
         if shown_table.rows
     ]
-    meanings = explained(figure.marks for figure in comparisons.figures)
+    meanings = explain_marks(figure.marks for figure in comparisons.figures)
     notes_below = ["", *(NOTES if comparisons.figures else ()), *meanings, *comparisons.notes]
     shown_tables[-1] = shown_tables[-1]._replace(below=notes_below)
 

@@ -20,36 +20,36 @@ from typing import Any
 
 import msgspec
 
-from multicard.config import CONF, schema
+from multicard.config import CONF
 from multicard.config.job import count
 from multicard.config.llm_texts import DATASETS
-from multicard.config.roles import Role
 from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.papers import printed
 from multicard.papers.printed import PrintedFigure
-from multicard.records import figures as registry
-from multicard.records import text_table
-from multicard.records.comparable import DOUBTFUL, DOUBTFUL_MEANING
+from multicard.records.comparable import DOUBTFUL
 from multicard.records.output import Output
 from multicard.records.schema import LlmRecord
-from multicard.records.text_table import clean
 
-from .. import same_setting, table_columns
+from .. import same_setting
 from ..experiments import EFFICIENCY, Experiment, Panel
-from ..runs import grouping, profile_metrics
+from ..runs import grouping
 from ..runs.grouping import Cell, of_setting, ok_runs
 from ..runs.load import Run
 from ..stats import intervals
 from ..stats.intervals import Interval
-from ..table_columns import Column
-
-UNMEASURED = "not measured"
-BOUND_SUFFIXES = ("_low", "_high")  # CSV columns with these suffixes hold a figure's interval.
-AGAINST_ONE = "x 1 GPU"
-SAVED = "saved"
-# Heads printed figures. In CSV, the name of the measured column follows it.
-PAPER = "paper"
+from .experiment_table import (
+    AGAINST_ONE,
+    BOUND_SUFFIXES,
+    PAPER,
+    SAVED,
+    UNMEASURED,
+    ExperimentTable,
+    notes_of_panel,
+    shows_measured_only,
+    title_of_panel,
+)
+from .profile_table import table_of_profiles
 
 DATASETS_TITLE = "The papers' Table 4: the sizes of the text data sets"
 # no roles: these are headings
@@ -76,27 +76,6 @@ DATASETS_NOTES = [
         " any model and method",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class ExperimentTable:
-    """The table of one panel of an experiment.
-
-    headings: the headings of the columns.
-    texts: the rows as they are printed.
-    rows: the rows as CSV has them: unrounded numbers, in the unit of the column's name.
-    notes: the setting, the runs that failed, and the legend of the marks.
-    """
-
-    title: str
-    headings: list[str]
-    texts: list[list[str]]
-    rows: list[dict[str, Any]]
-    notes: list[str]
-
-    @property
-    def shown(self) -> text_table.TextTable:
-        return text_table.TextTable(self.headings, self.texts, [self.title, ""], ["", *self.notes])
 
 
 def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
@@ -148,7 +127,7 @@ class ColumnComparison:
 def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[ExperimentTable]:
     """Return one table for each panel of an experiment."""
     if experiment.view.of_profiles:
-        return [_table_of_profiles(panel) for panel in panels]
+        return [table_of_profiles(panel) for panel in panels]
     return [_table_of_measures(panel) for panel in panels]
 
 
@@ -165,99 +144,13 @@ def _table_of_measures(panel: Panel) -> ExperimentTable:
         PAPER if name.startswith(f"{PAPER} ") else name.removeprefix("dataset.") for name in names
     ]
     shown_rows = rows
-    if _shows_measured_only(panel):
+    if shows_measured_only(panel):
         shown_rows = [row for row in rows if row["status"] != UNMEASURED]
     texts = [[_text(name, row) for name in names] for row in shown_rows]
     figures = list(chain.from_iterable(by_cell.values() for by_cell in papers.values()))
-    return ExperimentTable(_title(panel), headings, texts, rows, _notes(panel, rows, figures))
-
-
-def _shows_measured_only(panel: Panel) -> bool:
-    """Whether most cells are missing, so that their rows would hide the measured ones."""
-    return len(panel.missing) > len(panel.cells)
-
-
-def _absent_values(panel: Panel) -> list[str]:
-    """Name the values of each axis that no measured cell has, such as "precision=fp64,fp16"."""
-    measured = [dict(cell) for cell in panel.cells]
-    absent = []
-    for key in panel.experiment.swept:
-        known = {cell[key] for cell in measured}
-        values = dict.fromkeys(dict(cell)[key] for cell in panel.missing)
-        unknown = [grouping.typed(value) for value in values if value not in known]
-        if unknown:
-            absent.append(f"{key}={','.join(unknown)}")
-    return absent
-
-
-def _table_of_profiles(panel: Panel) -> ExperimentTable:
-    """Return a table of profiled times, or of their shares of the profiled time.
-
-    The papers profiled runs from their start. If these runs were profiled so too, the times are
-    seconds over all ranks, next to the papers' figures. Otherwise they are times per step and rank.
-    """
-    shares = panel.experiment.view.form == "shares"
-    swept = panel.experiment.swept
-    covers_whole_run = not shares and profile_metrics.from_start(panel.runs)
-    by_cell = profile_metrics.by_cell(
-        panel.cells, panel.experiment.view.shown_metrics if shares else None, covers_whole_run
-    )
-    varied_columns = [column for column in swept if len(panel.values(column)) > 1]
-    if shares:
-        unit = "share of the profiled time of all ranks"
-        format_value = "{:.1%}".format
-    elif covers_whole_run:
-        unit = "seconds of all ranks, of the run from its start"
-        format_value = "{:,.4g}".format
-    else:
-        unit = "milliseconds a step and rank, of the profiled steps"
-        format_value = _in_milliseconds
-    metrics = profile_metrics.largest(list(by_cell.values()))
-    papers = list[PrintedFigure]()
-    columns = [Column("group", "group", [group for group, _ in metrics], is_setting=True)]
-    columns += [Column("metric", "metric", [name for _, name in metrics], is_setting=True)]
-    printed_by_metric = {
-        name: same_setting.beside(panel, f"{printed.METRIC}{name}") for _, name in metrics
-    }
-    for cell, figures in by_cell.items():
-        heading = grouping.short_label(pair for pair in cell if pair[0] in varied_columns)
-        values = ", ".join(
-            grouping.typed(value) for column, value in cell if column in varied_columns
-        )
-        printed_figures = [printed_by_metric[name].get(cell) for _, name in metrics]
-        exact_values = [
-            figure.low if figure and figure.exact else None for figure in printed_figures
-        ]
-        short_heading = values if len(varied_columns) > 1 else heading
-        columns.append(
-            Column(
-                short_heading, heading, [figures.get(metric) for metric in metrics], format_value
-            )
-        )
-        columns.append(Column(PAPER, f"{PAPER} {heading}", exact_values, format_value))
-        papers += filter(None, printed_figures)
-    text = unit
-    if len(varied_columns) > 1:
-        text += f"; columns: {', '.join(key.rpartition('.')[2] for key in varied_columns)}"
-    notes: list[str] = [
-        Message("table.unit", text, shares=shares, whole=covers_whole_run, columns=varied_columns)
-    ]
-    if not any(group == "api" for group, _ in metrics):
-        notes.append(Message("table.no-calls", "no CUDA calls were seen: CPU ranks make none"))
-    notes += _notes(panel, [], papers)
-    profile_table = table_columns.table(columns)
     return ExperimentTable(
-        _title(panel),
-        [*profile_table.headings],
-        [*map(list, profile_table.rows)],
-        table_columns.rows(columns),
-        notes,
+        title_of_panel(panel), headings, texts, rows, notes_of_panel(panel, rows, figures)
     )
-
-
-def _title(panel: Panel) -> str:
-    title = panel.experiment.title.rstrip(".")
-    return f"{title} ({panel.apart})" if panel.apart else title
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
@@ -267,7 +160,9 @@ def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
     measures |= {
         name: comparison.printed for name, comparison in comparisons.items() if comparison.printed
     }
-    return {name: same_setting.beside(panel, measure) for name, measure in measures.items()}
+    return {
+        name: same_setting.comparable_figures(panel, measure) for name, measure in measures.items()
+    }
 
 
 def _row(
@@ -383,99 +278,6 @@ def _text(name: str, row: Mapping[str, Any]) -> str:
     return intervals.text(measure, Interval(value, low, high))
 
 
-def _notes(
-    panel: Panel, rows: Sequence[Mapping[str, Any]], papers: Sequence[PrintedFigure]
-) -> list[str]:
-    runs = panel.runs
-    experiment = panel.experiment
-    notes = [_shared_setting(panel), *_explanations(rows, experiment)]
-    if panel.missing:
-        missing_count = len(panel.missing)
-        cells = count(missing_count + len(panel.cells), "cell")
-        absent = _absent_values(panel)
-        text = f"{missing_count} of {cells} not measured"
-        if _shows_measured_only(panel):
-            text += ", and not shown"
-            if absent:
-                text += f", all with {' or '.join(absent)}"
-        notes.append(
-            Message(
-                "table.missing",
-                f"{text}: `{panel.command}`",
-                n=missing_count,
-                command=panel.command,
-                absent=absent,
-            )
-        )
-    if any(run["scale"] == "smoke" for run in runs):
-        text = "scale=smoke: these figures show that the sweep works; they do not repeat the papers"
-        notes.append(Message("table.smoke", text))
-    if any(registry.of_column(measure).can_be_disturbed for measure in experiment.view.measures):
-        notes += grouping.disturbed_notes(ok_runs(cell) for cell in panel.cells.values())
-    notes += same_setting.notes(panel, papers)
-    for run in runs:
-        if run["status"] not in ("ok", "oom"):
-            cell = tuple((key, run[key]) for key in experiment.swept)
-            label = grouping.label(cell, experiment.swept)
-            cause = clean(str(run["cause"] or "no cause recorded"))
-            text = f"{label}: {run['status']}: {cause}"
-            notes.append(
-                Message("table.failed", text, cell=label, status=run["status"], cause=run["cause"])
-            )
-    return [*notes, *grouping.legend(runs)]
-
-
-def _explanations(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> list[str]:
-    """Explain the columns and signs that occur in a table."""
-    notes = list[str]()
-    measures = experiment.view.measures
-    if any(row["runs"] is not None for row in rows):
-        text = "runs: how many runs of the cell ended ok and count for its first figure"
-        notes.append(Message("table.runs", text))
-    if any(
-        any(row.get(f"{measure}{BOUND_SUFFIXES[0]}") is not None for measure in measures)
-        for row in rows
-    ):
-        text = (
-            "±: half of the 95 % interval of the figure, which includes how all repeated runs"
-            " differ"
-        )
-        notes.append(Message("table.half-interval", text))
-    if any(DOUBTFUL in (row["marks"] or "") for row in rows):
-        notes.append(f"{DOUBTFUL}  {AGAINST_ONE}: {DOUBTFUL_MEANING}")
-    if any(AGAINST_ONE in row and measures[0] == "step_s" for row in rows):
-        text = f"{AGAINST_ONE}: compares iterations; on n GPUs one processes n times the rows"
-        notes.append(Message("table.of-iterations", text))
-    if any(EFFICIENCY in row for row in rows):
-        text = (
-            f"{EFFICIENCY}: {AGAINST_ONE} / GPUs; the papers' tables use the word efficiency for"
-            f" {AGAINST_ONE} in percent"
-        )
-        notes.append(Message("table.efficiency", text))
-    return notes
-
-
-def _shared_setting(panel: Panel) -> str:
-    """Say which settings, commit and machine all runs of a panel share."""
-    first_run = panel.runs[0]
-    titled_keys = [key for key in schema.shown() if Role.titled in schema.of(key)]
-    known_keys = [
-        key
-        for key in titled_keys
-        if key not in panel.experiment.swept and first_run[key] is not None
-    ]
-    shared_values = [
-        f"{key}={grouping.typed(first_run[key])}"
-        for key in known_keys
-        if len({run[key] for run in panel.runs}) == 1
-    ]
-    place = (
-        grouping.mixture(panel.runs)
-        or f"{grouping.commit(first_run)} on {grouping.machine(first_run)}"
-    )
-    return f"all: {' '.join(shared_values)}, {place}"
-
-
 def of_datasets(runs: Sequence[Run]) -> ExperimentTable:
     """Compare the sizes of the text data sets with the sizes that the papers print.
 
@@ -534,7 +336,3 @@ def _size_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def _in_milliseconds(value_s: float) -> str:
-    return f"{1000 * value_s:.3g}"

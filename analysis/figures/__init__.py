@@ -1,9 +1,10 @@
-"""The papers' figures and tables, and general ones, drawn from one's own runs, as files.
+"""Draw the papers' figures, and general ones, from your runs, as files.
 
-NAME is one of `conf/experiment/`, `all` of them, or of any runs: `losses` over epochs or steps,
-`phases` of a step, `efficiency` by GPUs, `effects` of each setting alone, `trade_off` of time
-against accuracy, memory and energy, `timelines` of the GPUs. Further settings, machines and commits
-that were measured are files of their own: NAME-2, NAME-3 and so on.
+NAME is an experiment of `conf/experiment/`, `all` experiments, or a general figure. General figures
+are `losses` over epochs or steps, `phases` of a step, `efficiency` by GPUs and `effects` of each
+setting alone. Two more are `trade_off`, time against accuracy, memory and energy, and `timelines`
+of the GPUs.
+If several settings, machines or commits were measured, further files are NAME-2, NAME-3 and so on.
 """
 
 from pathlib import Path

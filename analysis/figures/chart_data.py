@@ -1,8 +1,8 @@
-"""The tidy table of an experiment's figure: a row for each mean with its interval, each status
-other than ok, epoch, metric of a profile, and printed figure of the papers.
+"""Build the tidy table of an experiment's figure.
 
-Runs of a cell that ended ok are averaged with equal weight (of peak memory, the highest counts);
-the others are rows without a mean.
+It has a row for each mean with its interval, each status other than ok, each epoch, each metric of
+a profile, and each printed figure of the papers. The runs of a cell that ended ok are averaged with
+equal weight, except that the highest peak memory counts. The other runs are rows without a mean.
 """
 
 from collections import Counter
@@ -31,77 +31,101 @@ IDEAL = "ideal"
 PAPER = "paper"
 SHARED = "shared"
 T_INTERVAL = "95 % t interval"
-OF_STEPS = "of single runs the standard deviation of their steps"
-CUT = 2.0  # intervals extend an axis to at most this multiple of the largest mean
-LEAST_ROOM = 0.005  # above and below accuracies
-LEAST_SPAN = 0.02  # of an axis of accuracies
-SPAN_OF_CHANCE = 6.0  # of it, in half-widths of the 95 % interval of an accuracy over its answers
+STEP_STD = "for single runs the standard deviation of their steps"
+MAX_REACH = 2.0  # An interval extends an axis to at most this multiple of the largest mean.
+MIN_ROOM = 0.005  # The least room above and below accuracies.
+MIN_SPAN = 0.02  # The shortest axis of accuracies.
+# The shortest axis in half widths of the 95 % interval of an accuracy over its answers.
+SPAN_IN_HALF_WIDTHS = 6.0
 
 
-def measured(panel: Panel, measure: str) -> list[Row]:
-    """A row for each cell that has the measure, and one for each other status of its runs."""
-    common, _ = captions.marks(panel.runs)
+def mean_rows(panel: Panel, measure: str) -> list[Row]:
+    """Return a row for each cell that has the measure, and for each other status of its runs."""
+    common_signs, _ = captions.marks(panel.runs)
     rows = []
     for cell, runs in panel.cells.items():
-        place = {"measure": measure, **axis_values(cell, panel.experiment.view.x), "of": MEASURED}
-        ok = grouping.counting(grouping.ok_runs(runs), measure)
-        interval = panel.repeated.figure(ok, measure)
+        cell_fields = {
+            "measure": measure,
+            **axis_values(cell, panel.experiment.view.x),
+            "of": MEASURED,
+        }
+        counting_runs = grouping.counting(grouping.ok_runs(runs), measure)
+        interval = panel.repeated.figure(counting_runs, measure)
         if interval is not None:
-            spread = ok[0]["step_std_s"] if measure == "step_s" and len(ok) == 1 else None
-            marks = chain.from_iterable(run["marks"] for run in ok)
-            signs = "".join(dict.fromkeys(sign for sign in marks if sign not in common))
-            about = {"status": "ok", "signs": signs} | answers_of(ok, measure)
-            rows.append(place | _mean(interval, len(ok), spread) | about)
-        rows += [place | {"status": status, "n": n} for status, n in unended(runs)]
+            step_std = (
+                counting_runs[0]["step_std_s"]
+                if measure == "step_s" and len(counting_runs) == 1
+                else None
+            )
+            marks = chain.from_iterable(run["marks"] for run in counting_runs)
+            signs = "".join(dict.fromkeys(sign for sign in marks if sign not in common_signs))
+            run_fields = {"status": "ok", "signs": signs} | answer_counts(counting_runs, measure)
+            rows.append(
+                cell_fields | _interval_fields(interval, len(counting_runs), step_std) | run_fields
+            )
+        rows += [cell_fields | {"status": status, "n": n} for status, n in unended_counts(runs)]
     return rows
 
 
-def averaged(
+def averaged_rows(
     panel: Panel,
     measure: str,
     x: str,
     values_of: Callable[[Run], Iterable[tuple[Any, float]]],
     of_seeds: bool = False,
 ) -> list[Row]:
-    """A row for each x (metric; with `of_seeds` two epochs or more) of each cell: the mean over its
-    undisturbed runs that ended ok, of curves (`of_seeds`) over one run of each seed.
+    """Return a row for each x of each cell, with the mean over its undisturbed runs that ended ok.
+
+    Args:
+        x: the field of the rows along which a run has several values: "metric" or "epoch".
+        values_of: returns the pairs of x and value of a run.
+        of_seeds: average one run of each seed, as for curves. A cell then needs two values of x.
     """
     rows = []
     for cell, runs in panel.cells.items():
-        place = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
-        ok = grouping.ok_runs(runs)
-        groups = grouping.by_seed(ok if of_seeds else grouping.undisturbed(ok), of_seeds)
-        values = list(chain.from_iterable(values_of(same[0]) for same in groups))
-        rows += [place | row for row in means_by(x, values, least=1 + of_seeds)]
+        cell_fields = {"measure": measure, **axis_values(cell, panel.experiment.view.x)}
+        ok_cell_runs = grouping.ok_runs(runs)
+        groups = grouping.by_seed(
+            ok_cell_runs if of_seeds else grouping.undisturbed(ok_cell_runs), of_seeds
+        )
+        values = list(chain.from_iterable(values_of(group[0]) for group in groups))
+        least = 2 if of_seeds else 1
+        rows += [cell_fields | row for row in means_by(x, values, least)]
     return rows
 
 
 def means_by(x: str, values: Iterable[tuple[Any, float]], least: int = 1) -> list[Row]:
-    """A row for each x with the mean of its values, its bounds and their number;
-    empty for fewer than `least` of x.
+    """Return a row for each x with the mean of its values, its bounds and their number.
+
+    The list is empty if there are fewer than `least` values of x.
     """
     by_x = {
-        at: [value for _, value in own]
-        for at, own in grouping.grouped(values, itemgetter(0)).items()
+        x_value: [value for _, value in pairs]
+        for x_value, pairs in grouping.grouped(values, itemgetter(0)).items()
     }
     order = grouping.ordered(list(by_x))
     rows = [
-        {x: at, **_mean(intervals.mean(by_x[at]), len(by_x[at])), "status": "ok", "of": MEASURED}
-        for at in order
+        {
+            x: x_value,
+            **_interval_fields(intervals.mean(by_x[x_value]), len(by_x[x_value])),
+            "status": "ok",
+            "of": MEASURED,
+        }
+        for x_value in order
     ]
     return rows if len(rows) >= least else []
 
 
 def axis_values(cell: Cell, x: str) -> Row:
-    """A cell's values as the chart has them: numbers along x, else texts."""
+    """Return a cell's values as a chart takes them: numbers along x, else texts."""
     return {
         key: value if key == x and grouping.is_numeric([value]) else grouping.typed(value)
         for key, value in cell
     }
 
 
-def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
-    """An interval as a row; without bounds, those of `spread` to either side, if any."""
+def _interval_fields(interval: Interval, count: int, spread: float | None = None) -> Row:
+    """Return an interval as a row. If it has no bounds, `spread` on both sides gives them."""
     row: Row = {"mean": interval.estimate, "low": interval.low, "high": interval.high, "n": count}
     if interval.low is not None:
         return row | {"bar": T_INTERVAL}
@@ -109,38 +133,41 @@ def _mean(interval: Interval, count: int, spread: float | None = None) -> Row:
         return row | {
             "low": interval.estimate - spread,
             "high": interval.estimate + spread,
-            "bar": OF_STEPS,
+            "bar": STEP_STD,
         }
     return row | {"bar": None}
 
 
-def unended(runs: Sequence[Run]) -> list[tuple[str, int]]:
+def unended_counts(runs: Sequence[Run]) -> list[tuple[str, int]]:
     return list(Counter(run["status"] for run in runs if run["status"] != "ok").items())
 
 
-def efficiency(panel: Panel, measure: str) -> list[Row]:
-    """Parallel efficiency of each cell, one GPU's time / (GPUs x its time), as a ratio of means."""
-    others = [column for column in panel.experiment.swept if column != "gpus"]
-    ok = [row for row in measured(panel, measure) if row["status"] == "ok"]
-    bases = {
-        tuple(row[column] for column in others): row["mean"]
-        for row in ok
+def efficiency_rows(panel: Panel, measure: str) -> list[Row]:
+    """Return each cell's parallel efficiency: one GPU's time / (GPUs x its time), of means."""
+    other_columns = [column for column in panel.experiment.swept if column != "gpus"]
+    ok_rows = [row for row in mean_rows(panel, measure) if row["status"] == "ok"]
+    base_times = {
+        tuple(row[column] for column in other_columns): row["mean"]
+        for row in ok_rows
         if str(row["gpus"]) == "1"
     }
     rows = []
-    for row in ok:
-        base = bases.get(tuple(row[column] for column in others))
-        if base is not None:
-            share = formulas.parallel_efficiency(base, row["mean"], int(row["gpus"]))
+    for row in ok_rows:
+        base_time = base_times.get(tuple(row[column] for column in other_columns))
+        if base_time is not None:
+            share = formulas.parallel_efficiency(base_time, row["mean"], int(row["gpus"]))
             rows.append(
                 row | {"measure": EFFICIENCY, "mean": share, "low": None, "high": None, "bar": None}
             )
     return rows
 
 
-def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
-    """The papers' own figures of a measure (there called `printed`), for cells that were measured
-    in the same setting.
+def paper_rows(panel: Panel, measure: str, printed: str | None = None, **labels: str) -> list[Row]:
+    """Return the papers' own figures of a measure, for cells measured in the same setting.
+
+    Args:
+        printed: the name of the measure in the papers' tables, if it differs.
+        labels: further fields of each row.
     """
     return [
         {
@@ -151,34 +178,40 @@ def paper(panel: Panel, measure: str, printed: str | None = None, **labels: str)
         }
         | {"high": figure.high, "of": PAPER, "status": "ok", "printed": figure.measure}
         | {"paper": f"paper ({HARDWARE})", **labels}
-        for cell, figure in same_setting.beside(panel, printed or measure).items()
+        for cell, figure in same_setting.comparable_figures(panel, printed or measure).items()
     ]
 
 
 def axis_limits(rows: Sequence[Row], measure: str) -> tuple[float, float]:
-    """Limits of an axis, from 0 except for accuracies: all means,
-    and intervals as far as they do not dwarf them.
+    """Return the limits of an axis: all means, and intervals unless they dwarf the means.
 
-    An axis of accuracies is so long that what chance explains, by the answers that were tested,
-    looks small on it.
+    An axis starts at 0. Only an axis of accuracies does not. It is so long that a difference that
+    chance explains, given the number of tested answers, looks small on it.
     """
-    most = CUT * max((row["mean"] for row in rows if row.get("mean") is not None), default=0.5)
+    highest_shown = MAX_REACH * max(
+        (row["mean"] for row in rows if row.get("mean") is not None), default=0.5
+    )
     bounds = []
     for row in rows:
         bounds.extend(row[end] for end in ("mean", "low", "high") if row.get(end) is not None)
-    ends = [min(bound, most) for bound in bounds] or [0.0, 1.0]
+    shown_ends = [min(bound, highest_shown) for bound in bounds] or [0.0, 1.0]
     if measure != ACCURACY:
-        return 0.0, 1.05 * max(ends) or 1.0
-    room = max(0.1 * (max(ends) - min(ends)), LEAST_ROOM)
-    span = max(max(ends) - min(ends) + 2 * room, LEAST_SPAN, SPAN_OF_CHANCE * _by_chance(rows))
-    low = max(0.0, (min(ends) + max(ends) - span) / 2)
+        return 0.0, 1.05 * max(shown_ends) or 1.0
+    room = max(0.1 * (max(shown_ends) - min(shown_ends)), MIN_ROOM)
+    span = max(
+        max(shown_ends) - min(shown_ends) + 2 * room,
+        MIN_SPAN,
+        SPAN_IN_HALF_WIDTHS * _half_width_by_chance(rows),
+    )
+    low = max(0.0, (min(shown_ends) + max(shown_ends) - span) / 2)
     high = min(1.0, low + span)
     return max(0.0, high - span), high
 
 
-def _by_chance(rows: Sequence[Row]) -> float:
-    """Half of the widest 95 % interval of an accuracy of these rows over its answers;
-    0 where they are not known.
+def _half_width_by_chance(rows: Sequence[Row]) -> float:
+    """Return half of the widest 95 % interval of an accuracy over its answers.
+
+    The result is 0 if the number of answers is unknown.
     """
     halves = [0.0]
     for row in rows:
@@ -189,16 +222,17 @@ def _by_chance(rows: Sequence[Row]) -> float:
     return max(halves)
 
 
-def answers_of(runs: Sequence[Run], measure: str) -> Row:
-    """The answers behind an accuracy of a setting, as a part of its row;
-    empty for other measures.
+def answer_counts(runs: Sequence[Run], measure: str) -> Row:
+    """Return the number of answers behind an accuracy, as a part of its row.
+
+    It is empty for other measures.
     """
     counts = [run["test_samples"] for run in runs if run["test_samples"]]
     return {"test_samples": max(counts)} if measure == ACCURACY and counts else {}
 
 
 def disturbed_notes(panel: Panel, measures: Iterable[str]) -> list[Message]:
-    """Lines about the runs that count for no time of a panel's chart, if it shows one."""
+    """Return lines about the runs that count for no time, if a panel's chart shows a time."""
     if not any(registry.of_column(measure).can_be_disturbed for measure in measures):
         return []
     return grouping.disturbed_notes(grouping.ok_runs(runs) for runs in panel.cells.values())
@@ -208,14 +242,16 @@ def means_notes(rows: Sequence[Row]) -> list[str]:
     points = [row for row in rows if row["of"] == MEASURED and row.get("status", "ok") == "ok"]
     if not points:
         return []
-    parts = [_averaging(points)]
-    bars = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
-    if bars:
-        parts.append(Message("figure.bars", f"bars: {captions.listed(bars)}", bars=bars))
+    parts = [_averaging_note(points)]
+    bar_meanings = list(dict.fromkeys(row["bar"] for row in points if row.get("bar")))
+    if bar_meanings:
+        parts.append(
+            Message("figure.bars", f"bars: {captions.listed(bar_meanings)}", bars=bar_meanings)
+        )
     return ["; ".join(parts), *cut_note(rows)]
 
 
-def _averaging(points: Sequence[Row]) -> Message:
+def _averaging_note(points: Sequence[Row]) -> Message:
     counts = {row["n"] for row in points}
     if counts == {1}:
         return Message("figure.single-runs", "Single runs")
@@ -223,7 +259,7 @@ def _averaging(points: Sequence[Row]) -> Message:
     means = f"Means of {' to '.join(map(str, runs))} runs"
     if any(row["measure"] == MEMORY for row in points):
         return Message(
-            "figure.means-and-highest", f"{means}, of peak memory the highest", runs=runs
+            "figure.means-and-highest", f"{means}, for peak memory the highest", runs=runs
         )
     return Message("figure.means", means, runs=runs)
 
@@ -231,8 +267,8 @@ def _averaging(points: Sequence[Row]) -> Message:
 def cut_note(rows: Sequence[Row]) -> list[str]:
     by_measure = grouping.grouped(rows, lambda row: row["measure"])
     is_cut = any(
-        max(row.get("high") or 0.0 for row in own) > axis_limits(own, measure)[1]
-        for measure, own in by_measure.items()
+        max(row.get("high") or 0.0 for row in measure_rows) > axis_limits(measure_rows, measure)[1]
+        for measure, measure_rows in by_measure.items()
     )
     return (
         [Message("figure.intervals-cut", "Intervals are cut where they reach beyond the axis")]

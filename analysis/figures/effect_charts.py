@@ -1,5 +1,6 @@
-"""What each swept setting gains alone, in time and in what it
-learns: a bar for the best level of each axis.
+"""Draw what each swept setting gains alone, in time and in learning.
+
+Each axis has a bar for its best level.
 """
 
 import math
@@ -24,35 +25,40 @@ from ..stats import effects
 from ..stats.between_runs import REMEDY
 from ..stats.effects import Effect, Interaction, Point
 from ..stats.intervals import faster
-from .charts import LINE, WIDTH
-from .setting_charts import MOST_SERIES, SettingGroup
+from .charts import LINE_BREAK, WIDTH
+from .setting_charts import MAX_SERIES, SettingGroup
 from .vega import Chart, layered, numbered
 
-ROW = 48  # points, of a bar and its name of three lines
+ROW_HEIGHT = 48  # The height of a bar and its name of three lines, in points.
 TIME = "total_s"
-# Bounds within which an interval says that nothing changes
-SAME = {TIME: math.log1p(MARGIN), ACCURACY: 0.01, HELD_OUT: quality.LOSS_APART}
-LEAST_REACH = 2  # of an axis, in such bounds, so that settings that are alike look so
+# An interval within these bounds says that nothing changes.
+SAME_BOUNDS = {TIME: math.log1p(MARGIN), ACCURACY: 0.01, HELD_OUT: quality.LOSS_APART}
+MIN_REACH = 2  # An axis reaches at least twice these bounds, so that equal settings look equal.
 TICKS = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-AXES = {TIME: "times as fast", ACCURACY: "points of accuracy", HELD_OUT: "% less held-out loss"}
-IN_WORDS = {TIME: "time", ACCURACY: "accuracy", HELD_OUT: "held-out loss"}
-HOW = Message(
+AXIS_TITLES = {
+    TIME: "times as fast",
+    ACCURACY: "points of accuracy",
+    HELD_OUT: "% less held-out loss",
+}
+MEASURE_NAMES = {TIME: "time", ACCURACY: "accuracy", HELD_OUT: "held-out loss"}
+EFFECTS_NOTE = Message(
     "figure.effects-are-means",
-    "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint: may be"
-    " no gain",
+    "Means over all pairs of settings that differ in this alone, with 95 % intervals; faint bars"
+    " may be no gain",
 )
 UNREPEATED = Message(
     "figure.effects-unrepeated",
-    "Nothing was repeated: what is usual for such machines counts as noise of times, and how a"
-    f" gain differs from pair to pair; {REMEDY}",
+    "Nothing was repeated: the noise of times is what is usual for such machines and how a"
+    f" gain differs between pairs; {REMEDY}",
     remedy=REMEDY,
 )
 
 
 @dataclass(frozen=True)
-class WhatMatters:
-    """The effects of a work's axes on its time or its held-out loss (their logarithms),
-    or on its accuracy.
+class WorkEffects:
+    """The effects of a work's axes on one measure: time, accuracy or held-out loss.
+
+    Effects on time and loss are differences of their logarithms.
     """
 
     ranking: Ranking
@@ -62,36 +68,40 @@ class WhatMatters:
     def points(self) -> list[Point]:
         is_time = self.measure == TIME
         is_accuracy = self.measure == ACCURACY
-        made = list[Point]()
+        points_found = list[Point]()
         column = self.ranking.column if is_time else self.measure
         repeated = self.ranking.repeated
         spreads = repeated.of_column(column)
-        for one in self._settings:
-            value = of_setting(one.runs, column)
+        for setting in self._compared_settings:
+            value = of_setting(setting.runs, column)
             if value is not None and (value > 0 or is_accuracy):
-                levels = {key: dict(one.cell).get(key) for key in self.ranking.keys}
-                counted = grouping.counting(one.runs, column)
-                n = len(counted if is_time else grouping.by_seed(counted))
-                spread = spreads.of(counted)
+                levels = {key: dict(setting.cell).get(key) for key in self.ranking.keys}
+                counting_runs = grouping.counting(setting.runs, column)
+                n = len(counting_runs if is_time else grouping.by_seed(counting_runs))
+                spread = spreads.of(counting_runs)
                 usual = None if is_accuracy or spread.repetitions else spread
-                rows = repeated.held_out.of(one.runs) if self.measure == HELD_OUT else None
-                made.append(
+                rows = repeated.held_out.of(setting.runs) if self.measure == HELD_OUT else None
+                points_found.append(
                     Point(
                         levels, value if is_accuracy else -math.log(value), n, spread, usual, rows
                     )
                 )
-        return made
+        return points_found
 
     @property
-    def _settings(self) -> Sequence[RankedSetting]:
-        """The settings that are compared: of held-out losses the most that were evaluated on the
-        same rows after as much work.
+    def _compared_settings(self) -> Sequence[RankedSetting]:
+        """The settings that are compared.
+
+        For held-out losses, these are the largest group of settings that were evaluated on the same
+        rows after the same amount of work.
         """
         if self.measure != HELD_OUT:
             return self.ranking.settings
-        scored = [one for one in self.ranking.settings if one.held_out_loss is not None]
-        groups = grouping.grouped(scored, self.ranking.comparable)
-        with_rows = [own for (rows, *_), own in groups.items() if rows is not None]
+        scored_settings = [
+            setting for setting in self.ranking.settings if setting.held_out_loss is not None
+        ]
+        groups = grouping.grouped(scored_settings, self.ranking.comparable)
+        with_rows = [group for (rows, *_), group in groups.items() if rows is not None]
         return max(with_rows, key=len, default=[])
 
     @property
@@ -100,9 +110,7 @@ class WhatMatters:
 
     @cached_property
     def by_axis(self) -> list[list[Effect]]:
-        """The effects of each axis of few levels, against its default,
-        or the first level without that.
-        """
+        """The effects of each axis with few levels, against its default or else its first level."""
         defaults = workloads.defaults(self.ranking.runs[0]["kind"])
         bases = dict[str, Any]()
         for key in self.ranking.keys:
@@ -110,94 +118,107 @@ class WhatMatters:
                 list(dict.fromkeys(point.levels[key] for point in self.points))
             )
             default = defaults.get(key.removesuffix(".name"))
-            if 1 < len(levels) <= MOST_SERIES:
+            if 1 < len(levels) <= MAX_SERIES:
                 bases[key] = next(
-                    (one for one in levels if one == getattr(default, "value", default)), levels[0]
+                    (level for level in levels if level == getattr(default, "value", default)),
+                    levels[0],
                 )
         return effects.main_effects(self.points, bases)
 
     @cached_property
     def interactions(self) -> list[Message]:
-        """A sentence for each: "gpus=2, not 1: 1.8x faster with layout=nhwc,
-        but 1.1x faster with layout=nchw".
+        """A sentence for each interaction.
+
+        For example "gpus=2, not 1: 1.8x faster with layout=nhwc, but 1.1x faster with layout=nchw".
         """
         return [
-            self._interaction(one)
-            for one in effects.interactions(self.points, [own[0] for own in self.by_axis])
+            self._interaction_message(interaction)
+            for interaction in effects.interactions(
+                self.points, [axis_effects[0] for axis_effects in self.by_axis]
+            )
         ]
 
-    def _interaction(self, found: Interaction) -> Message:
-        change = self.change(found.effect)
+    def _interaction_message(self, interaction: Interaction) -> Message:
+        change = self.change(interaction.effect)
         gains = {
-            f"{self._names[found.axis]}={grouping.typed(at)}": gain
-            for at, gain in found.gains.items()
+            f"{self._short_names[interaction.axis]}={grouping.typed(level)}": gain
+            for level, gain in interaction.gains.items()
         }
-        said = [f"{self._gain(gain)} with {setting}" for setting, gain in gains.items()]
+        phrases = [f"{self._gain_text(gain)} with {setting}" for setting, gain in gains.items()]
         unit = float if self.measure == ACCURACY else math.exp
-        shown = {setting: unit(gain) for setting, gain in gains.items()}
+        gains_in_unit = {setting: unit(gain) for setting, gain in gains.items()}
         return Message(
-            "figure.interaction", f"{change}: {', but '.join(said)}", change=change, gains=shown
+            "figure.interaction",
+            f"{change}: {', but '.join(phrases)}",
+            change=change,
+            gains=gains_in_unit,
         )
 
     @cached_property
     def doubts(self) -> list[str]:
-        """What else differs between the runs of the best level of
-        an axis and those that it is compared with.
-        """
-        said: dict[str, None] = {}
+        """Messages about further differences between the runs of an axis's best level and base."""
+        doubts_found: dict[str, None] = {}
         for best, *_ in self.by_axis:
             sides = []
             names = []
             for level in (best.level, best.base):
-                with_level = [
-                    one for one in self.ranking.settings if dict(one.cell).get(best.axis) == level
+                settings_at_level = [
+                    setting
+                    for setting in self.ranking.settings
+                    if dict(setting.cell).get(best.axis) == level
                 ]
-                sides.append(list(chain.from_iterable(one.counted for one in with_level)))
-                names.append(f"{self._names[best.axis]}={grouping.typed(level)}")
-            said |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
+                sides.append(
+                    list(chain.from_iterable(setting.counted for setting in settings_at_level))
+                )
+                names.append(f"{self._short_names[best.axis]}={grouping.typed(level)}")
+            doubts_found |= dict.fromkeys(circumstances.doubts(sides[0], sides[1], names))
             unequal = works.unequal_amounts(sides[0], sides[1])
-            # the time of as much work has no such doubt
+            # Times per amount of work do not depend on how much was trained.
             if unequal is not None and not self.ranking.is_at_pace:
                 unit, *means = unequal
-                amounts = (
+                text = (
                     f"{names[0]} trained on {means[0]:,.0f} {unit}, {names[1]} on {means[1]:,.0f}"
                 )
-                doubt = Message("doubt.other-amounts", amounts, amounts=means, sides=names)
-                said[doubt] = None
-        return [*said]
+                doubt = Message("doubt.other-amounts", text, amounts=means, sides=names)
+                doubts_found[doubt] = None
+        return [*doubts_found]
 
     @cached_property
-    def _names(self) -> dict[str, str]:
+    def _short_names(self) -> dict[str, str]:
         return grouping.short_names(self.ranking.keys)
 
     def change(self, effect: Effect) -> str:
-        """What is changed: "gpus=2, not 1"."""
+        """Say what is changed: "gpus=2, not 1"."""
         return (
-            f"{self._names[effect.axis]}={grouping.typed(effect.level)}, not"
+            f"{self._short_names[effect.axis]}={grouping.typed(effect.level)}, not"
             f" {grouping.typed(effect.base)}"
         )
 
     def gain(self, effect: Effect) -> str:
-        """A gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
+        """Write a gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
         gain = effect.gain
         bounds = [end for end in (effect.gain.low, effect.gain.high) if end is not None]
-        unclear = (
+        unclear_text = (
             "no difference"
-            if bounds and max(map(abs, bounds)) <= SAME[self.measure]
+            if bounds and max(map(abs, bounds)) <= SAME_BOUNDS[self.measure]
             else "within noise"
         )
-        ends = [self._gain(end) for end in bounds]
-        if gain.is_told:
-            ends = [
-                end.partition(" ")[0] for end in (ends if gain.estimate > 0 else reversed(ends))
+        end_texts = [self._gain_text(end) for end in bounds]
+        if gain.excludes_zero:
+            end_texts = [
+                end.partition(" ")[0]
+                for end in (end_texts if gain.estimate > 0 else reversed(end_texts))
             ]
         interval = (
-            " to ".join(ends)
+            " to ".join(end_texts)
             or f"no interval: {'repeat=2' if self.measure == TIME else 'seed=0,1'}"
         )
-        return f"{self._gain(gain.estimate) if gain.is_told or not ends else unclear} ({interval})"
+        shown = (
+            self._gain_text(gain.estimate) if gain.excludes_zero or not end_texts else unclear_text
+        )
+        return f"{shown} ({interval})"
 
-    def _gain(self, gain: float) -> str:
+    def _gain_text(self, gain: float) -> str:
         if self.measure == ACCURACY:
             return f"{100 * max(-1.0, min(1.0, gain)):+.1f} points"
         if self.measure == HELD_OUT:
@@ -206,7 +227,7 @@ class WhatMatters:
 
     def figure(self, name: str) -> Chart:
         group = SettingGroup(
-            {str(one.cell): one.runs for one in self.ranking.settings},
+            {str(setting.cell): setting.runs for setting in self.ranking.settings},
             self.ranking.keys,
             work=self.ranking.work,
         )
@@ -214,74 +235,90 @@ class WhatMatters:
         unit = units[self.measure]
         rows = []
         for best, *_ in self.by_axis:
-            shown = best.gain.mapped(unit)
+            gain_in_unit = best.gain.mapped(unit)
             rows.append(
                 {
                     "change": self.change(best),
                     "gain": self.gain(best),
                     "pairs": best.blocks,
-                    "told": best.gain.is_told,
+                    "told": best.gain.excludes_zero,
                 }
-                | {"mean": shown.estimate, "low": shown.low, "high": shown.high, "base": unit(0.0)}
                 | {
-                    "at": f"{self.change(best)}{LINE}{self.gain(best)}".replace(" (", f"{LINE}("),
+                    "mean": gain_in_unit.estimate,
+                    "low": gain_in_unit.low,
+                    "high": gain_in_unit.high,
+                    "base": unit(0.0),
+                }
+                | {
+                    "at": f"{self.change(best)}{LINE_BREAK}{self.gain(best)}".replace(
+                        " (", f"{LINE_BREAK}("
+                    ),
                     "series": "+" if best.gain.estimate > 0 else "-",
                 }
             )
-        most = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
+        largest_gain = max(abs(best.gain.estimate) for best, *_ in self.by_axis)
         bounds = chain.from_iterable((best.gain.low, best.gain.high) for best, *_ in self.by_axis)
-        ends = [bound for bound in bounds if bound is not None]
-        reach = 1.1 * max(most, min(2 * most, max(map(abs, ends), default=0.0)))
-        reach = max(reach, LEAST_REACH * SAME[self.measure])
+        known_bounds = [bound for bound in bounds if bound is not None]
+        reach = 1.1 * max(
+            largest_gain, min(2 * largest_gain, max(map(abs, known_bounds), default=0.0))
+        )
+        reach = max(reach, MIN_REACH * SAME_BOUNDS[self.measure])
         kind = "log" if self.measure == TIME else "linear"
         scale = alt.Scale(type=kind, domain=[unit(-reach), unit(reach)], nice=False, clamp=True)
-        names = alt.Axis(
-            labelExpr=f"split(datum.label, '{LINE}')",
+        label_axis = alt.Axis(
+            labelExpr=f"split(datum.label, '{LINE_BREAK}')",
             labelLimit=320,
             labelPadding=6,
             labelOffset=-9,
         )
-        told = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
+        opacity = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
-        most_times = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
-        ticks = [1 / most_times, 1, most_times] if self.measure == TIME else alt.Undefined
+        largest_tick = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
+        ticks = [1 / largest_tick, 1, largest_tick] if self.measure == TIME else alt.Undefined
         axis = alt.Axis(values=ticks, tickCount=5, format=".2~f", grid=False)
-        base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=names))
-        x = alt.X("base:Q", title=AXES[self.measure], scale=scale, axis=axis)
+        base = alt.Chart().encode(y=alt.Y("at:N", sort=None, title=None, axis=label_axis))
+        x = alt.X("base:Q", title=AXIS_TITLES[self.measure], scale=scale, axis=axis)
         zero = alt.Chart().mark_rule(style="ideal").encode(x=x)
-        bars = base.mark_bar(size=ROW / 2.5).encode(
-            x="base:Q", x2="mean:Q", opacity=told, color=colour
+        bars = base.mark_bar(size=ROW_HEIGHT / 2.5).encode(
+            x="base:Q", x2="mean:Q", opacity=opacity, color=colour
         )
         rules = (
             base.transform_filter("isValid(datum.low)")
             .mark_rule(style="plain")
             .encode(x="low:Q", x2="high:Q")
         )
-        chart = layered([zero, bars, rules], WIDTH, ROW * len(rows))
+        chart = layered([zero, bars, rules], WIDTH, ROW_HEIGHT * len(rows))
         notes = (
-            [HOW, *self.interactions] if self.is_repeated else [HOW, UNREPEATED, *self.interactions]
+            [EFFECTS_NOTE, *self.interactions]
+            if self.is_repeated
+            else [EFFECTS_NOTE, UNREPEATED, *self.interactions]
         )
         notes += self.doubts if self.measure == TIME else []
-        title = f"What each setting gains in {IN_WORDS[self.measure]}, all else equal"
-        timed = [one.runs for one in self.ranking.settings] if self.measure == TIME else None
-        return group.figure(name, chart, rows, title, notes, timed)
+        title = f"What each setting gains in {MEASURE_NAMES[self.measure]}, all else equal"
+        timed_runs = (
+            [setting.runs for setting in self.ranking.settings] if self.measure == TIME else None
+        )
+        return group.figure(name, chart, rows, title, notes, timed_runs)
 
 
 def _percent_less(gain: float) -> float:
-    """By how much a loss is lower, in percent of it, from the difference of its logarithms."""
+    """Return how much lower a loss is, in percent, from the difference of the logarithms."""
     return -100 * math.expm1(-gain)
 
 
-def what_matters(rankings: Sequence[Ranking]) -> list[WhatMatters]:
-    """The effects in each work, in their order, on time and on what it learned;
-    none where none differ in one axis.
+def what_matters(rankings: Sequence[Ranking]) -> list[WorkEffects]:
+    """Return the effects in each work, on time and on learning.
+
+    Works in which no two settings differ in one axis alone are left out.
     """
-    every = (WhatMatters(ranking, measure) for ranking, measure in product(rankings, AXES))
-    return [one for one in every if one.by_axis]
+    all_effects = (
+        WorkEffects(ranking, measure) for ranking, measure in product(rankings, AXIS_TITLES)
+    )
+    return [work_effects for work_effects in all_effects if work_effects.by_axis]
 
 
 def effects_alone(runs: Sequence[Run]) -> list[Chart]:
     return [
-        one.figure(numbered("effects", index))
-        for index, one in enumerate(what_matters(known_rankings(runs)))
+        work_effects.figure(numbered("effects", index))
+        for index, work_effects in enumerate(what_matters(known_rankings(runs)))
     ]

@@ -1,4 +1,4 @@
-"""A quick chart for notebooks: a figure of each run against a setting."""
+"""Draw a quick chart for notebooks: a figure of each run against a setting."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from ..runs.load import Run
 from ..runs.sql import column_names, known
 
 PREFERRED_X = "gpus"
-POINT_AREA = 60  # in square pixels
+POINT_AREA = 60  # In square pixels.
 
 
 def chart(
@@ -23,33 +23,38 @@ def chart(
 
     Args:
         y: the column of a figure.
-        x: the column of a setting; by default `gpus` if it varies, else the first that varies.
-        color: the column of another setting; by default the next one that varies. One more that
-            varies is drawn as the shape of the points.
+        x: the column of a setting. By default, it is `gpus` if `gpus` varies, otherwise the first
+            setting that varies.
+        color: the column of another setting. By default, it is the next one that varies. One more
+            setting that varies is drawn as the shape of the points.
 
     Raises:
-        Refusal: a column that the runs do not have, or no run with a value to draw.
+        Refusal: the runs do not have one of the columns, or no run has a value to draw.
     """
     names = column_names(runs)
     y = known(y, names, "y")
-    drawn = [run for run in runs if run["status"] == "ok" and run[y] is not None]
-    if not drawn:
+    drawn_runs = [run for run in runs if run["status"] == "ok" and run[y] is not None]
+    if not drawn_runs:
         raise Refusal(
             "figure.nothing-to-plot", f"y={y}: no run that ended ok has it", key="y", value=y
         )
 
-    varying = [name for name in list_runs.differing(drawn) if len({run[name] for run in drawn}) > 1]
+    varying = [
+        name
+        for name in list_runs.differing(drawn_runs)
+        if len({run[name] for run in drawn_runs}) > 1
+    ]
     varying.sort(key=lambda name: name != PREFERRED_X)
-    chosen = [known(name, names, "x, color") for name in (x, color) if name is not None]
-    spare = [name for name in varying if name not in chosen]
+    given_columns = [known(name, names, "x, color") for name in (x, color) if name is not None]
+    unused_columns = [name for name in varying if name not in given_columns]
     if x is None:
-        x = spare.pop(0) if spare else "name"
-    if color is None and spare:
-        color = spare.pop(0)
-    shape = spare[0] if spare else None
+        x = unused_columns.pop(0) if unused_columns else "name"
+    if color is None and unused_columns:
+        color = unused_columns.pop(0)
+    shape = unused_columns[0] if unused_columns else None
 
     columns = dict.fromkeys(name for name in (y, x, color, *varying) if name is not None)
-    frame = pd.DataFrame([{name: run[name] for name in columns} for run in drawn])
+    frame = pd.DataFrame([{name: run[name] for name in columns} for run in drawn_runs])
     figure = figures.FIGURES.get(y)
     encoding = {
         "x": alt.X(f"{x}:O", title=x, axis=alt.Axis(labelAngle=0)),

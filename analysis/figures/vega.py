@@ -1,9 +1,8 @@
-"""Vega-Lite specifications: title and notes around a chart, the light and dark themes,
-and image files.
+"""Build Vega-Lite specifications: a chart with title and notes, two themes, and image files.
 
-A specification names no colour, only scales and styles that `theme` resolves, so that a page can
-show a figure light or dark. Series differ in shape or dash, and bars in lightness,
-so that they can be told apart in print.
+A specification names no colors, only scales and styles. `theme` resolves them, so a page can show a
+figure light or dark. Series differ in shape or dash, and bars in lightness, so that they can be
+distinguished in print.
 """
 
 import textwrap
@@ -22,15 +21,16 @@ from multicard.records.run_folder import replacing
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
-Spec = dict[str, Any]  # Vega-Lite
+Spec = dict[str, Any]  # A Vega-Lite specification, or a part of one.
 FORMATS = ("svg", "pdf", "png")
-PNG_SCALE = 2.0  # pixels per point
-LETTER_POINTS = 5.6  # mean width of a letter in the lines above and below a chart
-DATA = "rows"  # name of the data set of every chart
+PNG_SCALE = 2.0  # Pixels per point.
+LETTER_POINTS = 5.6  # The mean width of a letter in the lines above and below a chart.
+DATA_NAME = "rows"  # The name of every chart's data set.
 
-# Okabe and Ito 2008, without yellow and black, which a white or a dark page would swallow, and with
-# Tol's wine: the first four differ in lightness too, so that bars can be told apart in grey print
-SERIES = {
+# The colors of Okabe and Ito (2008). Yellow and black are left out, because a white or a dark page
+# would swallow them; Tol's wine is added. The first four also differ in lightness, so that bars can
+# be distinguished in grey print.
+SERIES_COLORS = {
     "light": (
         "#0072B2",
         "#E69F00",
@@ -52,7 +52,7 @@ SERIES = {
         "#A6A6A6",
     ),
 }
-INK = {  # text, notes, grid, page
+INK_COLORS = {  # The colors of text, notes, grid and page.
     "light": ("#1A1A1A", "#555555", "#DDDDDD", "#FFFFFF"),
     "dark": ("#EEEEEE", "#B5B5B5", "#444444", "#1A1A1A"),
 }
@@ -73,15 +73,14 @@ DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 1), (1, 3), (9, 2, 
 class Chart:
     """A chart with its data and the text around it, ready to be shown or saved.
 
-    name: of its file.
-    chart: Vega-Lite without data and colours.
-    rows: the data shown, in base units (seconds, bytes, shares), with what is drawn of it
-    (`charts`).
-    above: lines below the title: in short what it shows, then what all runs have in common.
-    below: lines below the chart: how to read it.
-    limits: of its runs (`multicard.records.limits`).
-    width: of the chart, in points: no line of text is much wider.
-    one_at_a_time: a page has its charts one by one, of which the reader chooses.
+    name: the name of its file.
+    chart: the Vega-Lite specification without data and colors.
+    rows: the data shown, in base units (seconds, bytes, shares), and what is drawn (`charts`).
+    above: lines below the title: a short summary, then what all runs have in common.
+    below: lines below the chart that say how to read it.
+    limits: the limits of its runs (`multicard.records.limits`).
+    width: the width of the chart in points. Lines of text are hardly wider.
+    one_at_a_time: a page shows one of its charts at a time, and the reader chooses which.
     left_out: lines about runs that count for none of its times.
     """
 
@@ -98,13 +97,14 @@ class Chart:
 
     @property
     def marks(self) -> str:
-        """The signs of what limits its runs."""
+        """The signs of the limits of its runs."""
         return limits.signs(self.limits)
 
     @property
     def meanings(self) -> list[tuple[str, str]]:
-        """The signs of its title and its points, with what they mean; runs that are left out,
-        without a sign.
+        """The signs at its title and points with their meanings.
+
+        Lines about runs that are left out follow, without a sign.
         """
         at_points = set()
         for row in self.rows:
@@ -121,13 +121,13 @@ class Chart:
 
     @property
     def explanation(self) -> list[str]:
-        """The lines around the chart without the first, for a page to unfold."""
+        """The lines around the chart except the first one, for a page to unfold."""
         return [*self.above[1:], *self.below]
 
     @property
     def data(self) -> list[dict[str, Any]]:
         return [
-            {key: clean(one) if isinstance(one, str) else one for key, one in row.items()}
+            {key: clean(value) if isinstance(value, str) else value for key, value in row.items()}
             for row in self.rows
         ]
 
@@ -148,16 +148,16 @@ class Chart:
         return {
             "$schema": alt.SCHEMA_URL,
             "title": heading | {"anchor": "start"},
-            "data": {"name": DATA},
-            "datasets": {DATA: self.data},
+            "data": {"name": DATA_NAME},
+            "datasets": {DATA_NAME: self.data},
             "vconcat": [self.chart | ({"title": notes | {"anchor": "start"}} if below else {})],
             "description": f"{self.title}. {self.caption}",
         }
 
 
 def theme(name: str) -> Spec:
-    """Vega-Lite's configuration for a "light" or "dark" page, whose background shows through."""
-    text, notes, grid, page = INK[name]
+    """Return Vega-Lite's configuration for a "light" or "dark" page; the background is clear."""
+    text, notes, grid, page = INK_COLORS[name]
     words = {
         "labelColor": text,
         "titleColor": text,
@@ -170,7 +170,7 @@ def theme(name: str) -> Spec:
         "background": "transparent",
         "font": "sans-serif",
         "view": {"stroke": None},
-        "range": {"category": list(SERIES[name])},
+        "range": {"category": list(SERIES_COLORS[name])},
         "axis": (
             words | {"labelLimit": 260, "domainColor": notes, "tickColor": notes, "gridColor": grid}
         ),
@@ -196,7 +196,7 @@ ON_WHITE = theme("light") | {"background": "white"}
 
 
 def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
-    """Lines no longer than the figure is wide: Vega does not wrap text."""
+    """Wrap lines to the width of the figure, because Vega does not wrap text."""
     parts = []
     for line in lines:
         parts.extend(textwrap.wrap(clean(line), letters, break_on_hyphens=False) or [""])
@@ -204,36 +204,36 @@ def _wrapped(lines: Sequence[str], letters: int) -> list[str]:
 
 
 def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:
-    """Layers over one another.
+    """Stack layers in one chart.
 
-    Only marks and encodings are Altair's: it copies a whole chart at each step,
-    which would take most of the time.
+    Only marks and encodings are built with Altair. It copies a whole chart at each step, which
+    would take most of the time.
     """
     marks = [layer.to_dict(validate=False, context={"top_level": False}) for layer in layers]
     for mark in marks:
-        mark.pop("data", None)  # "empty" where a layer has no data of its own
+        mark.pop("data", None)  # Altair writes "empty" if a layer has no data of its own.
     return {"layer": marks, "width": width, "height": height}
 
 
 def escaped(column: str) -> str:
-    """A column's name as Vega-Lite takes it: a dot would lead into an object."""
+    """Escape a column's name for Vega-Lite, in which a dot would lead into an object."""
     return column.replace(".", "\\.")
 
 
 def numbered(name: str, index: int) -> str:
-    """The name of a figure among several of that name: "losses", "losses-2"."""
+    """Return the name of a figure among several of that name: "losses", "losses-2"."""
     return f"{name}-{index + 1}" if index else name
 
 
 def cycled(domain: Sequence[str], values: Sequence[Any]) -> alt.Scale:
-    """A scale that repeats `values` where the domain is longer."""
+    """Return a scale that repeats `values` if the domain is longer."""
     return alt.Scale(
         domain=list(domain), range=[values[index % len(values)] for index in range(len(domain))]
     )
 
 
 def chart(figures: Sequence[Chart]) -> alt.VConcatChart:
-    """Figures below one another on white, as a chart that Altair shows in a notebook."""
+    """Combine figures below one another on white, as a chart that Altair shows in a notebook."""
     parts = [figure.spec | {"data": {"values": figure.data}} for figure in figures]
     inner = [
         {key: value for key, value in part.items() if key not in ("$schema", "datasets")}
@@ -243,7 +243,11 @@ def chart(figures: Sequence[Chart]) -> alt.VConcatChart:
 
 
 def file_format(path: Path) -> str:
-    """The format that a file's suffix names, or a refusal."""
+    """Return the format that a file's suffix names.
+
+    Raises:
+        Refusal: figures cannot be written in that format.
+    """
     suffix = path.suffix.removeprefix(".")
     if suffix not in FORMATS:
         sentence = f"--out {path}: a figure is written as .{', .'.join(FORMATS)}"
@@ -254,7 +258,7 @@ def file_format(path: Path) -> str:
 
 
 def save(figure: Chart, path: Path) -> None:
-    """Write a figure on white, in the format of the suffix; the file is complete or absent."""
+    """Write a figure on white, in the format of the suffix. The file is complete or absent."""
     suffix = file_format(path)
     scale = {"scale": PNG_SCALE} if suffix == "png" else {}
     content: str | bytes = getattr(vl_convert, f"vegalite_to_{suffix}")(

@@ -101,7 +101,7 @@ def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     yield "What it takes", f"{answer.takes}.", ""
     yield from (("Other settings", line, "") for line in answer.others)
     if answer.training is not None:
-        does = training_command.keeps(answer.best.runs[0]["kind"])
+        does = training_command.description(answer.best.runs[0]["kind"])
         yield "The model", capital(f"{does}:"), answer.training.command or ""
     advice_by_name = {
         "What limits it": answer.limit,
@@ -147,7 +147,7 @@ def effects_section(rankings: Sequence[Ranking]) -> Section:
     workload_effects = what_matters(rankings)
     for index, effects in enumerate(workload_effects[:MOST_EFFECTS]):
         if effects.measure in NO_GAINS and not any(
-            axis_effects[0].gain.is_told for axis_effects in effects.by_axis
+            axis_effects[0].gain.excludes_zero for axis_effects in effects.by_axis
         ):
             blocks.append(Paragraph(NO_GAINS[effects.measure], quiet=True))
             continue

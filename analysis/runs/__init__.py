@@ -1,1 +1,1 @@
-"""Runs as rows: which there are, their columns, their steps, and which may be averaged."""
+"""Read runs as rows: their folders, columns and steps, and which runs may be averaged."""

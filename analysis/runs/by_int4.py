@@ -1,8 +1,7 @@
-"""Runs as `best --by int4` judges them: by the loss of their
-held-out rows once the model is quantised.
+"""Judge runs as `best --by int4` does: by the loss of their held-out rows once they are quantised.
 
-Who deploys a model in int4 chooses between `method=qat`, which trained for that, and full tuning
-that is quantised afterwards. The plain loss, which decides otherwise, says little of either.
+A user who deploys a model in int4 can tune it with `method=qat`, which trains for that, or tune it
+fully and quantise it afterwards. The plain held-out loss says little about either.
 """
 
 from collections.abc import Sequence
@@ -16,38 +15,43 @@ from . import details, grouping
 from .grouping import HELD_OUT
 from .load import Run
 
-BY = ("int4",)  # what `best` can be told to judge by
+SCORES = ("int4",)  # The values that `best --by` takes.
 
 
-def judged(runs: Sequence[Run]) -> tuple[list[Run], list[Message]]:
-    """The runs that have such a loss, which stands for their held-out loss;
-    and what is said of that.
+def judge_by_int4(runs: Sequence[Run]) -> tuple[list[Run], list[Message]]:
+    """Return the runs that have a loss in int4, which replaces their held-out loss, and notes.
 
     Raises:
-        Refusal: no run has one.
+        Refusal: no run has such a loss.
     """
-    ended = grouping.ok_runs(runs)
-    scored = [run for run in ended if run[INT4_LOSS] is not None]
-    if not scored:
-        said = (
+    ended_runs = grouping.ok_runs(runs)
+    scored_runs = [run for run in ended_runs if run[INT4_LOSS] is not None]
+    if not scored_runs:
+        text = (
             f"--by int4: none of {count(len(runs), 'run')} has a loss in int4; tune with "
             "`method=qat,full dataset.split=0.1`"
         )
-        raise Refusal("best.no-int4-loss", said, key="--by", runs=len(runs))
-    sizes = sorted({size for run in scored if (size := details.int4_groupsize(run)) is not None})
-    groups = " or ".join(map(str, sizes))
-    said = f"Held-out losses are those of the models in int4, in groups of {groups} weights."
-    notes = [Message("best.by-int4", said, groupsizes=sizes)]
-    left_out = len(ended) - len(scored)
-    if left_out:
-        said = (
-            f"left out: {count(left_out, 'run')} without a loss in int4 (adapters are not"
+        raise Refusal("best.no-int4-loss", text, key="--by", runs=len(runs))
+    sizes = sorted(
+        {size for run in scored_runs if (size := details.int4_groupsize(run)) is not None}
+    )
+    group_sizes = " or ".join(map(str, sizes))
+    text = (
+        f"Held-out losses are measured on the models in int4, in groups of {group_sizes} weights."
+    )
+    notes = [Message("best.by-int4", text, groupsizes=sizes)]
+    unscored_count = len(ended_runs) - len(scored_runs)
+    if unscored_count:
+        text = (
+            f"left out: {count(unscored_count, 'run')} without a loss in int4 (adapters are not"
             " quantised)"
         )
-        notes.append(Message("best.without-int4", said, runs=left_out))
-    return [replace(run, columns=run.columns | {HELD_OUT: run[INT4_LOSS]}) for run in scored], notes
+        notes.append(Message("best.without-int4", text, runs=unscored_count))
+    return [
+        replace(run, columns=run.columns | {HELD_OUT: run[INT4_LOSS]}) for run in scored_runs
+    ], notes
 
 
-def is_judged_so(run: Run) -> bool:
-    """True of a run whose held-out loss is that in int4."""
+def is_judged_by_int4(run: Run) -> bool:
+    """Return True if the run's held-out loss is the one in int4."""
     return run[HELD_OUT] is not None and run[HELD_OUT] == run[INT4_LOSS]

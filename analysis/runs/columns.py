@@ -1,8 +1,9 @@
-"""A record as flat columns, the same for every kind and age of run: what `--where`, `--sort` and
-`--columns` take; and what the analysis must know of each kind beside its record.
+"""Flatten a record into columns, which are the same for every kind and age of run.
 
-Beside those declared here: the axes, and the configuration's keys, which are called as they are
-typed (`"dataset.train_limit"`; in SQL such a name needs its double quotes).
+`--where`, `--sort` and `--columns` take these columns. Besides the columns declared here, there are
+the axes and the keys of the configuration. Keys are called as they are typed
+(`"dataset.train_limit"`). In SQL such a name needs double quotes. `KINDS` declares what else the
+analysis must know about each kind of run.
 """
 
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from multicard.records.comparable import ALL_THREADS
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
 
-# Each column's place in the record (`multicard.records.schema`);
-# None where a kind of run has no such place
+# The place of each column in the record (`multicard.records.schema`). The value is None if a kind
+# of run has no such place.
 ABOUT = {
     **{name: name for name in ("name", "kind", "status")},
     "cause": "cause.message",
@@ -30,72 +31,79 @@ ABOUT = {
     **{name: f"load.{name}" for name in ("others_cores", "stolen_cores")},
     **{name: name for name in ("beside", "repetition", "segments", "started_at", "ended_at")},
 }
-STEPS = "config.steps"  # a script's key `steps`: `steps` is the figure
+STEPS = "config.steps"  # A script's key `steps`. The column `steps` is a figure.
 FOLDER = "folder"
-MARKED = "marks"
+MARKS = "marks"
 LIMITS = "limits"
 RESERVED = frozenset(
-    {FOLDER, MARKED, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)}
+    {FOLDER, MARKS, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)}
 )
 
 
 def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
-    """The columns of a record: folder, `ABOUT`, configuration and axes, `FIGURES`, a flag for each
-    known limit, their signs (`marks`) and their codes (`limits`).
+    """Return the columns of a record.
 
-    An axis goes before the configuration's key of the same name: it
-    is what was in force (`device=auto` is `cpu`).
+    They are its folder, `ABOUT`, the configuration and the axes, `FIGURES`, a flag for each known
+    limit, the signs of its limits (`marks`) and their codes (`limits`). An axis hides the
+    configuration's key of the same name, because the axis has the value in force: with
+    `device=auto`, it is `cpu`.
     """
     axes = {name: value for name, value in record.axes.items() if name not in RESERVED}
-    own = {
+    run_config = {
         key: value for key, value in record.config.items() if key not in schema.keys(Role.forecast)
     }
-    settings = {key: value for key, value in flat(own).items() if key not in RESERVED}
-    settings |= {STEPS: own["steps"]} if "steps" in own else {}
-    config = {key: str(value) if _is_text(value) else value for key, value in settings.items()}
-    about = {FOLDER: str(folder), **{name: _value(record, place) for name, place in ABOUT.items()}}
-    about["segments"] = len(record.segments)
+    flat_settings = {key: value for key, value in flat(run_config).items() if key not in RESERVED}
+    flat_settings |= {STEPS: run_config["steps"]} if "steps" in run_config else {}
+    config_columns = {
+        key: str(value) if _becomes_text(value) else value for key, value in flat_settings.items()
+    }
+    columns_about_run = {
+        FOLDER: str(folder),
+        **{name: _value_at(record, place) for name, place in ABOUT.items()},
+    }
+    columns_about_run["segments"] = len(record.segments)
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
-    about[ALL_THREADS] = None if record.threads is None else record.threads * ranks
-    found = limits.of(record)
-    codes = [limit.code for limit in found]
+    columns_about_run[ALL_THREADS] = None if record.threads is None else record.threads * ranks
+    run_limits = limits.of(record)
+    codes = [limit.code for limit in run_limits]
     flags = {kind.column: kind.code in codes for kind in limits.KINDS}
-    measured = {name: figure.value(record) for name, figure in FIGURES.items()}
+    figures = {name: figure.value(record) for name, figure in FIGURES.items()}
     return {
-        **about,
-        **config,
+        **columns_about_run,
+        **config_columns,
         **axes,
-        **measured,
+        **figures,
         **flags,
-        MARKED: limits.signs(found),
+        MARKS: limits.signs(run_limits),
         LIMITS: " ".join(codes),
     }
 
 
-def _is_text(value: Any) -> bool:
-    """True for lists, and for integers that neither SQL nor charts take."""
+def _becomes_text(value: Any) -> bool:
+    """Return True for lists, and for integers that are too large for SQL and charts."""
     return isinstance(value, list) or (isinstance(value, int) and abs(value) >= 2**63)
 
 
-def _value(record: AnyRecord, place: str) -> Any:
+def _value_at(record: AnyRecord, place: str) -> Any:
     return reduce(lambda value, part: getattr(value, part, None), place.split("."), record)
 
 
-# The kinds of runs, each declared once
+# Each kind of run is declared once.
 
 
 @dataclass(frozen=True)
 class RunKind:
     """How runs of a kind are read.
 
-    title: what headings call them. entry: the script that measures them.
+    title: the name of the kind in headings.
+    entry: the script that measures such runs.
     setting: columns by which a claim's verdict names what was measured.
-    package: whose version matters beside torch's and CUDA's.
-    rest: what a step is beside its known phases.
-    paced: the work of which `pace_s` is the time.
-    curve: along which training losses are drawn, "epoch" or "step".
-    to_sweep: keys to vary next, where a step's phases do not say which.
-    limit: the words that have a run say what limits it, and what they show.
+    package: the package whose version matters besides torch's and CUDA's.
+    rest: what a step's time contains besides its known phases.
+    paced: the amount of work that `pace_s` is the time of.
+    curve: the unit along which training losses are drawn, "epoch" or "step".
+    to_sweep: keys to vary next, if a step's phases do not suggest any.
+    limit: the option that makes a run measure what limits it, and how it does so.
     """
 
     title: str
@@ -113,21 +121,22 @@ KINDS = {
     "vision": RunKind(
         "training",
         "train_vision.py",
-        # no roles: the words of a verdict
+        # no roles: these words name what a verdict is about.
         ("dataset", "dataset.image_size", "model", "epochs", "batch_size"),
         "torchvision",
-        "what the slowest rank took more than the mean, and what lies between phases",
+        "the slowest rank's time beyond the mean, and the time between phases",
     ),
     "llm": RunKind(
         "tuning",
         "tune_llm.py",
-        # no roles: the words of a verdict
+        # no roles: these words name what a verdict is about.
         ("model", "dataset", "template", "method", "precision", "epochs", "batch_size"),
         "torchtune",
-        "torchtune's recipes compute in it; apart from it they tell the wait for a batch alone",
+        "torchtune's recipes compute in it; apart from it, they report only the wait for a batch",
         "million tokens",
         curve="step",
-        to_sweep=("method", "batch_size", "precision"),  # no roles: advice, best first
+        # no roles: advice, the best first.
+        to_sweep=("method", "batch_size", "precision"),
     ),
     "script": RunKind(
         "script",

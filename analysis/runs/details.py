@@ -1,5 +1,6 @@
-"""Parts of a record, beside its columns, that figures and the report show.
-They read records here alone.
+"""Read the parts of a record, besides its columns, that figures and the report show.
+
+Figures and the report read records only here.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,10 +28,12 @@ REST = "rest of the step"
 
 @dataclass(frozen=True)
 class DetailedRun(Run):
-    """A run of the report's table with the parts of its record that are no columns, read once.
+    """A run of the report with the parts of its record that are not columns, read once.
 
-    recipe: torchtune's as it was asked for. phases_s: seconds of a step by phase.
-    diagnosis: a sentence on what limits it. bound: its parts; None where nobody knows.
+    recipe: torchtune's recipe as it was asked for.
+    phases_s: the seconds of a step by phase.
+    diagnosis: a sentence on what limits the run.
+    bound: the parts of that diagnosis; None if the run was not diagnosed.
     """
 
     recipe: str | None = None
@@ -47,46 +50,52 @@ def read(runs: Sequence[Run]) -> list[DetailedRun]:
 def _read(run: Run) -> DetailedRun:
     try:
         record = run.record()
-    except (OSError, ValueError):  # removed, or measured again, since it was listed
+    except (OSError, ValueError):
+        # The run was removed, or measured again, after it had been listed.
         return DetailedRun(run.folder, run.columns, run.prediction, run.limits)
-    known = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
-    phases = {name: known[name] for name in PHASES if name in known}
+    recorded_phases = _recorded_phases_s(record) if isinstance(record, VisionRecord) else {}
+    phases = {name: recorded_phases[name] for name in PHASES if name in recorded_phases}
     recipe = record.config.get("recipe")
     bound = bounds.of(record)
-    own = (run.folder, run.columns, run.prediction, run.limits)
-    return DetailedRun(*own, recipe, phases, bound and bound.sentence, bound, run.environment())
+    run_fields = (run.folder, run.columns, run.prediction, run.limits)
+    return DetailedRun(
+        *run_fields, recipe, phases, bound and bound.sentence, bound, run.environment()
+    )
 
 
 def epoch_values(run: Run, measure: str) -> list[tuple[int, float]]:
-    """Each epoch, from 1, that has the measure, with its value."""
-    known = [(epoch.epoch, getattr(epoch, measure, None)) for epoch in run.record().epochs]
+    """Return each epoch that has the measure, counted from 1, with its value."""
+    numbered_values = [
+        (epoch.epoch, getattr(epoch, measure, None)) for epoch in run.record().epochs
+    ]
     return [
-        (number + 1, value) for number, value in known if number is not None and value is not None
+        (number + 1, value)
+        for number, value in numbered_values
+        if number is not None and value is not None
     ]
 
 
 def held_out_losses(run: Run) -> list[tuple[int, float]]:
-    """The loss of each evaluation of a tuning run's held-out rows,
-    by the steps that it had taken.
-    """
+    """Return the step and the loss of each evaluation of a tuning run's held-out rows."""
     held_out = getattr(run.record(), "held_out", None)
     evaluations = held_out.evaluations if held_out is not None else []
     return [
-        (one.step, one.loss) for one in evaluations if one.step is not None and one.loss is not None
+        (evaluation.step, evaluation.loss)
+        for evaluation in evaluations
+        if evaluation.step is not None and evaluation.loss is not None
     ]
 
 
 def held_out_loss_fell(run: Run) -> bool:
-    """True where a run's held-out loss ended lower, by more than losses count as equal,
-    than it was at first.
-    """
+    """Return True if a run's held-out loss fell by more than losses differ that count as equal."""
     losses = [loss for _, loss in held_out_losses(run)]
     return len(losses) > 1 and is_less(losses[-1], losses[0])
 
 
 def int4_groupsize(run: Run) -> int | None:
-    """The weights that shared a scale where a run's held-out rows were scored in int4;
-    None where they were not.
+    """Return how many weights shared a scale when the held-out rows were scored in int4.
+
+    The result is None if they were not scored in int4.
     """
     held_out = getattr(run.record(), "held_out", None)
     in_int4 = None if held_out is None else held_out.in_int4
@@ -94,31 +103,37 @@ def int4_groupsize(run: Run) -> int | None:
 
 
 def simulated_int4(run: Run) -> bool:
-    """True where the linears of a tuning run simulated the quantisation (method=qat)."""
+    """Return True if the linear layers simulated the quantisation in tuning (method=qat)."""
     return bool(getattr(run.record(), "fake_quantised_linears", None))
 
 
 def window_losses(run: Run, windows: int) -> list[tuple[int, float]]:
-    """The last step of each window of a run's steps and its mean loss on rank 0;
-    empty without steps.parquet.
+    """Return the last step of each window of a run's steps, and its mean loss on rank 0.
+
+    The list is empty if the run has no steps.parquet.
     """
     try:
         table = pq.read_table(run.folder / STEPS, columns=["epoch", "rank", "step", "loss"])
-    # Arrow opens no path that is no UTF-8
+    # Arrow raises UnicodeError for a path that is not UTF-8.
     except (OSError, pa.ArrowException, KeyError, UnicodeError):
         return []
     table = table.filter(pc.field("rank") == 0).sort_by(
         [(key, "ascending") for key in ("epoch", "step")]
     )
     losses = table["loss"].drop_null().to_numpy()
-    parts = np.array_split(losses[np.isfinite(losses)], windows)
-    ends = np.cumsum([len(part) for part in parts]).tolist()
-    return [(end, float(part.mean())) for end, part in zip(ends, parts, strict=True) if len(part)]
+    windows_of_losses = np.array_split(losses[np.isfinite(losses)], windows)
+    ends = np.cumsum([len(part) for part in windows_of_losses]).tolist()
+    return [
+        (end, float(part.mean()))
+        for end, part in zip(ends, windows_of_losses, strict=True)
+        if len(part)
+    ]
 
 
 def phases_s(run: Run) -> dict[str, float]:
-    """Mean seconds of a step by phase, with the rest of the mean step;
-    empty where the record has no phase.
+    """Return the mean seconds of a step by phase, and the rest of the mean step.
+
+    The result is empty if the record has no phase.
     """
     phases = _recorded_phases_s(run.record())
     rest = (run["step_s"] or 0.0) - sum(phases.values())
@@ -133,39 +148,46 @@ def _recorded_phases_s(record: AnyRecord) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SampleTimeline:
-    """GPU samples of a run's last start, on one clock that begins with the first of them.
+    """GPU samples of a run's last start. Their clock begins at 0.
 
-    samples: columns of gpu.parquet, with `gpu` as a name. spans: start and end of each epoch, its
-    evaluation included, and the time at which the evaluation begins, None where it is not known.
+    samples: the columns of gpu.parquet, with `gpu` as a name.
+    spans: the start and the end of each epoch, and when its evaluation begins. The end includes the
+        evaluation. The third is None if the epoch had no evaluation, or if its time is unknown.
     """
 
     samples: dict[str, np.ndarray]
     spans: list[tuple[float, float, float | None]]
 
     def by_window(self, column: str, window_s: float) -> np.ndarray:
-        """Means of a column (windows, GPUs) over parts of the epochs of about so many seconds, of
-        which each GPU has a sample.
+        """Return the means of a column (windows, GPUs) over parts of the epochs.
+
+        The parts are about `window_s` long. A part in which a GPU has no sample is left out.
         """
-        known = np.isfinite(self.samples[column].astype(float))
-        time_s, values, gpus = (self.samples[name][known] for name in ("time_s", column, "gpu"))
+        is_known = np.isfinite(self.samples[column].astype(float))
+        time_s, values, gpus = (self.samples[name][is_known] for name in ("time_s", column, "gpu"))
         means = [np.empty((0, len({*gpus})))]
         for start_s, end_s, _ in self.spans:
             edges_s = np.linspace(start_s, end_s, max(1, round((end_s - start_s) / window_s)) + 1)
-            own = [(time_s[gpus == gpu], values[gpus == gpu]) for gpu in dict.fromkeys(gpus)]
+            samples_by_gpu = [
+                (time_s[gpus == gpu], values[gpus == gpu]) for gpu in dict.fromkeys(gpus)
+            ]
             sums = np.array(
-                [np.histogram(times_s, edges_s, weights=found)[0] for times_s, found in own]
+                [
+                    np.histogram(times_s, edges_s, weights=gpu_values)[0]
+                    for times_s, gpu_values in samples_by_gpu
+                ]
             )
-            counts = np.array([np.histogram(times_s, edges_s)[0] for times_s, _ in own])
+            counts = np.array([np.histogram(times_s, edges_s)[0] for times_s, _ in samples_by_gpu])
             means.append((sums / np.maximum(counts, 1)).T[(counts > 0).all(axis=0)])
         return np.concatenate(means)
 
 
 def timeline(run: Run) -> SampleTimeline | None:
-    """The run's GPU samples; None where there are none that can be read."""
+    """Return the run's GPU samples, or None if there are none that can be read."""
     record = run.record()
     devices = record.gpu.devices if record.gpu else []
-    # each start has its own clock
-    part = record.gpu.parts[-1] if record.gpu and record.gpu.parts else GpuPart()
+    # Each start has its own clock, so only the last one is shown.
+    last_part = record.gpu.parts[-1] if record.gpu and record.gpu.parts else GpuPart()
     try:
         table = pq.read_table(run.folder / SAMPLES)
         columns = {name: table[name].to_numpy() for name in table.column_names}
@@ -173,31 +195,34 @@ def timeline(run: Run) -> SampleTimeline | None:
         return None
     if not {"gpu", "start", "time_s"} <= columns.keys():
         return None
-    own = (
-        columns["start"] == part.start if part.start is not None else np.ones(table.num_rows, bool)
+    is_of_start = (
+        columns["start"] == last_part.start
+        if last_part.start is not None
+        else np.ones(table.num_rows, bool)
     )
-    samples = {name: column[own] for name, column in columns.items()}
-    spans = list(_spans(record, part))
+    samples = {name: column[is_of_start] for name, column in columns.items()}
+    spans = list(_spans(record, last_part))
     origin_s = min(
         [float(np.min(samples["time_s"], initial=np.inf)), *(start_s for start_s, _, _ in spans)]
     )
     samples["time_s"] = samples["time_s"] - origin_s
-    several = len({device.host for device in devices}) > 1
-    names = {
-        device.uuid: (
-            f"{device.host}: " * several
-            + f"GPU {device.uuid if device.index is None else device.index}"
-        )
-        for device in devices
-    }
+    has_several_hosts = len({device.host for device in devices}) > 1
+    names: dict[str | None, str] = {}
+    for device in devices:
+        name = f"GPU {device.uuid if device.index is None else device.index}"
+        names[device.uuid] = f"{device.host}: {name}" if has_several_hosts else name
     samples["gpu"] = np.array(
         [names.get(uuid, uuid) for uuid in samples["gpu"].tolist()], dtype=object
     )
-    shifted = [
-        (a - origin_s, b - origin_s, None if begins is None else begins - origin_s)
-        for a, b, begins in spans
+    spans_from_origin = [
+        (
+            start_s - origin_s,
+            end_s - origin_s,
+            None if evaluation_s is None else evaluation_s - origin_s,
+        )
+        for start_s, end_s, evaluation_s in spans
     ]
-    return SampleTimeline(samples, shifted)
+    return SampleTimeline(samples, spans_from_origin)
 
 
 def _spans(record: AnyRecord, part: GpuPart) -> Iterator[tuple[float, float, float | None]]:

@@ -1,10 +1,9 @@
-"""Settings: which runs measured the same thing, and the figures of a setting.
+"""Group runs into settings, and compute the figures of a setting.
 
-Runs that differ in the seed alone repeat one setting, on the same data, commit and machine and with
-the same share of it. `works.py` says which settings did the same work.
+Runs that differ only in the seed repeat one setting, if they used the same data, commit, machine
+and share of the machine. `works.py` decides which settings did the same work.
 
-`mix`, wherever a function takes it, lets runs of several commits
-and machines count as one setting, work or cell.
+Functions that take `mix` count runs of several commits and machines as one setting, work or cell.
 """
 
 import math
@@ -13,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
-import multicard.llm.methods  # noqa: F401 (its options have keys of their own)
+import multicard.llm.methods  # noqa: F401 (it registers the keys of the methods)
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message
@@ -32,38 +31,44 @@ LOSS = "loss_last_tenth"
 MEMORY = "peak_memory_bytes"
 PACE = "pace_s"
 REPEATED = "seed"
-# A run's share of its machine: threads of a rank, or of all ranks, and whether other runs shared it
+# A run's share of its machine: the threads of a rank, or of all ranks, and if other runs shared it.
 CORES = ("threads", "beside_others")
 ALL_CORES = (ALL_THREADS, "beside_others")
 PROFILER = "profile.name"
 TRACED = "profiled"
-# observes the training itself; other profilers do so with profile.window=start alone
+# nsys observes the training itself. Other profilers do so only with profile.window=start.
 AROUND = "nsys"
-COMMIT = 9  # digits
-# runs that differ here are averaged and compared only on request
+COMMIT = 9  # The digits of a commit that are shown.
+# Runs that differ in these columns are averaged and compared only on request.
 ORIGIN = ("commit", "dirty", "hardware")
-Cell = tuple[tuple[str, Any], ...]  # key and value, in the order of the keys
+Cell = tuple[tuple[str, Any], ...]  # Pairs of key and value, in the order of the keys.
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
 def settings(runs: Sequence[Run]) -> list[str]:
-    """Axes and configuration keys that say what was measured,
-    with the data's fingerprint and without the seed.
+    """Return the axes and configuration keys that define what was measured.
+
+    The fingerprint of the data is one of them, the seed is not.
     """
-    shapes = dict.fromkeys(tuple(run.columns) for run in runs)
-    names = dict.fromkeys(chain.from_iterable(shapes))
-    no_settings = {*RESERVED, *(f"{name}.name" for name in names)}  # an axis says what was in force
+    column_sets = dict.fromkeys(tuple(run.columns) for run in runs)
+    names = dict.fromkeys(chain.from_iterable(column_sets))
+    # An axis has the value in force, so the name of its option is no setting.
+    no_settings = {*RESERVED, *(f"{name}.name" for name in names)}
     keys = [name for name in names if name not in no_settings and _is_setting(name)]
-    profiled = any(run[PROFILER] == AROUND for run in runs)
-    known = any(run[DATA] is not None for run in runs)
-    traced = any(run[TRACED] for run in runs)
-    return [*keys, *[PROFILER] * profiled, *[TRACED] * traced, *[DATA] * known]
+    if any(run[PROFILER] == AROUND for run in runs):
+        keys.append(PROFILER)
+    if any(run[TRACED] for run in runs):
+        keys.append(TRACED)
+    if any(run[DATA] is not None for run in runs):
+        keys.append(DATA)
+    return keys
 
 
 def _is_setting(name: str) -> bool:
-    """True for the column of a key that changes what is measured,
-    the seed and the places of data left out.
+    """Return True if a column is a key that changes what is measured.
+
+    The seed and the places of data do not.
     """
     group = schema.of(name.partition(".")[0])
     return not group & (Role.beside | Role.observes) and not schema.of(name) & (
@@ -72,7 +77,7 @@ def _is_setting(name: str) -> bool:
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by a key, in the order of the first of each."""
+    """Group items by a key; the groups come in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -86,45 +91,61 @@ def group(runs: Sequence[Run], keys: Sequence[str]) -> dict[Cell, list[Run]]:
 def split(
     groups: Mapping[Cell, list[Run]], cell: Sequence[str], mixed: Sequence[str] = ()
 ) -> dict[Cell, list[Run]]:
-    """The groups, split by cores (or `mixed` columns) where runs that
-    agree in the columns `cell` too differ in these.
+    """Split groups by cores or `mixed` columns, if runs of a cell differ in these.
 
-    Runs on more ranks have more cores, or fewer threads a rank, and are no reason to split. A group
-    is split by threads of a rank or of all ranks, whichever leaves more runs together.
+    Runs of a cell agree in the columns `cell`. Runs on more ranks have more cores, or fewer threads
+    per rank, which is no reason to split. A group is split by the threads of a rank or of all
+    ranks, whichever keeps more runs together.
     """
     parts: dict[Cell, list[Run]] = {}
     for key, runs in groups.items():
-        alike = group(runs, cell).values()
-        by = [name for name in mixed if any(len({run[name] for run in same}) > 1 for same in alike)]
-        if any(len({tuple(run[name] for name in CORES) for run in same}) > 1 for same in alike):
-            by = min(([*by, *CORES], [*by, *ALL_CORES]), key=lambda names: len(group(runs, names)))
-        parts |= {key + own: part for own, part in group(runs, by).items()}
+        cell_runs = group(runs, cell).values()
+        split_keys = [
+            name
+            for name in mixed
+            if any(len({run[name] for run in runs_of_cell}) > 1 for runs_of_cell in cell_runs)
+        ]
+        if any(
+            len({tuple(run[name] for name in CORES) for run in runs_of_cell}) > 1
+            for runs_of_cell in cell_runs
+        ):
+            split_keys = min(
+                ([*split_keys, *CORES], [*split_keys, *ALL_CORES]),
+                key=lambda names: len(group(runs, names)),
+            )
+        parts |= {key + split_cell: part for split_cell, part in group(runs, split_keys).items()}
     return parts
 
 
 def split_options(
     groups: Mapping[Cell, list[Run]], option: str, keys: Iterable[str]
 ) -> dict[Cell, list[Run]]:
-    """The groups, split by those of an option's own keys in which
-    runs of the same option differ (`method.lora_rank`).
+    """Split groups by an option's own keys, such as `method.lora_rank`.
 
-    Runs of options that do not have the key are in each part.
+    A group is split by a key if runs of the same option differ in it. Runs of options that do not
+    have the key go into each part.
     """
     parts = dict(groups)
     for key in keys:
-        having = {run[option] for run in chain.from_iterable(groups.values()) if key in run.columns}
+        options_with_key = {
+            run[option] for run in chain.from_iterable(groups.values()) if key in run.columns
+        }
         for cell, runs in [*parts.items()]:
-            own = [run for run in runs if run[option] in having]
-            if len(group(own, [option, key])) > len(group(own, [option])):
+            runs_with_key = [run for run in runs if run[option] in options_with_key]
+            if len(group(runs_with_key, [option, key])) > len(group(runs_with_key, [option])):
                 del parts[cell]
-                for value in dict.fromkeys(run[key] for run in own):
-                    alike = [run for run in runs if run[option] not in having or run[key] == value]
-                    parts[*cell, (key, value)] = alike
+                for value in dict.fromkeys(run[key] for run in runs_with_key):
+                    part_runs = [
+                        run
+                        for run in runs
+                        if run[option] not in options_with_key or run[key] == value
+                    ]
+                    parts[*cell, (key, value)] = part_runs
     return parts
 
 
 def keys_of(cells: Iterable[Cell]) -> list[str]:
-    """The columns of cells, which may differ between them (see `split`)."""
+    """Return the columns of cells. Cells may have different columns (see `split`)."""
     names = []
     for cell in cells:
         names.extend(name for name, _ in cell)
@@ -132,39 +153,42 @@ def keys_of(cells: Iterable[Cell]) -> list[str]:
 
 
 def have_data(keys: Iterable[str]) -> bool:
-    """True if other values of these keys may come with other data."""
+    """Return True if other values of these keys may come with other data."""
     return any(Role.content in schema.of(key) for key in keys)
 
 
 def by_setting(
     runs: Sequence[Run], without: Sequence[str] = (), mix: bool = False
 ) -> dict[Cell, list[Run]]:
-    """The runs by kind, configuration but for the seed and `without`, data, commit,
-    machine and share of it.
+    """Group runs by setting.
+
+    The runs of a setting agree in their kind, their configuration, data, commit, machine and share
+    of the machine. They may differ in the seed and in the keys `without`.
     """
-    # follows from the GPUs and the method; one that was asked for is a setting
-    brought = (RECIPE,) if without else ()
-    keys = [name for name in settings(runs) if name not in (*without, *brought)]
+    # The recipe follows from the GPUs and the method. One that was asked for is a setting.
+    derived_keys = (RECIPE,) if without else ()
+    keys = [name for name in settings(runs) if name not in (*without, *derived_keys)]
     if mix:
         return group(runs, ["kind", *keys])
-    own = () if any(Role.ranks in schema.of(name) for name in without) else CORES
+    core_keys = () if any(Role.ranks in schema.of(name) for name in without) else CORES
 
     def cell(run: Run) -> Cell:
-        follows = set[str]() if own else following(run.columns)
+        following_keys = set[str]() if core_keys else following(run.columns)
         return tuple(
-            (key, run[key]) for key in ("kind", *keys, *ORIGIN, *own) if key not in follows
+            (key, run[key])
+            for key in ("kind", *keys, *ORIGIN, *core_keys)
+            if key not in following_keys
         )
 
     groups = grouped(runs, cell)
-    return groups if own else split(groups, without)
+    return groups if core_keys else split(groups, without)
 
 
 def of_setting(runs: Sequence[Run], column: str) -> float | None:
-    """A column over the repetitions of a setting that count for it (`counting`), summed up as its
-    figure declares: the mean, or the maximum.
+    """Return a column's figure for a setting: the mean or maximum, as its figure declares.
 
-    None where one of these lacks the figure: a mean over
-    the others might be that of the lucky ones.
+    Only the repetitions that count are used (`counting`). The result is None if one of these lacks
+    the figure: a mean of the others might be too favorable.
     """
     values = [run[column] for run in counting(runs, column)]
     if not values or None in values:
@@ -177,20 +201,24 @@ def of_setting(runs: Sequence[Run], column: str) -> float | None:
 
 
 def by_seed(runs: Sequence[Run], of_seeds: bool = True) -> list[list[Run]]:
-    """Runs of each seed, or, without `of_seeds`, each run by itself: those of one seed show how
-    times differ, but hardly how accuracies and losses do.
+    """Group the runs by seed. Without `of_seeds`, each run is a group of its own.
+
+    Runs of one seed show how times differ, but hardly how accuracies and losses do.
     """
     return list(group(runs, [REPEATED]).values()) if of_seeds else [[run] for run in runs]
 
 
 def is_exact(runs: Sequence[Run], column: str) -> bool:
-    """True if a column is counted and not timed: bytes, except the resident memory of CPU ranks."""
+    """Return True if a column is counted, not timed.
+
+    Bytes are counted, except the resident memory of CPU ranks.
+    """
     is_resident = column == MEMORY and any(run["cpu_ranks"] for run in runs)
     return figures.of_column(column).counted and not is_resident
 
 
 def ranks(run: Run) -> int:
-    """Ranks on all nodes."""
+    """Return the world size: the number of ranks on all nodes."""
     return (run["gpus"] or 1) * (run["nodes"] or 1)
 
 
@@ -199,80 +227,84 @@ def ok_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def limits_of(runs: Iterable[Run]) -> list[Limit]:
-    """The limits that some of the runs have, each once, in the order of the registry."""
+    """Return each limit that some run has, once, in the order of the registry."""
     return limits.in_order(chain.from_iterable(run.limits for run in runs))
 
 
 def marks(runs: Iterable[Run]) -> str:
-    """The signs of the limits that some of the runs have."""
+    """Return the signs of the limits that some run has."""
     return limits.signs(limits_of(runs))
 
 
 def legend(runs: Iterable[Run]) -> list[str]:
-    """A line for each of these limits, with its sign."""
+    """Return a line for each limit that some run has, with its sign."""
     return limits.legend(limits_of(runs))
 
 
 def meanings(runs: Iterable[Run]) -> list[tuple[str, str]]:
-    """The sign of each of these limits, and what it says."""
+    """Return the sign of each limit that some run has, and its meaning."""
     return limits.meanings(limits_of(runs))
 
 
 def shows_speed_up(runs: Iterable[Run]) -> bool:
-    """True where nothing forbids to compare these runs with others by their number of ranks."""
+    """Return True if these runs may be compared with runs on another number of ranks."""
     return not any(limits.forbidding(run.limits, Forbids.speed_up, Forbids.verdict) for run in runs)
 
 
 def undisturbed(runs: Sequence[Run], left_out: Counter[str] | None = None) -> list[Run]:
-    """The runs of a setting whose times nothing disturbed; all of them where each was disturbed.
+    """Return the runs whose times nothing disturbed, or all runs if each was disturbed.
 
     Args:
-        left_out: counts those that are left out, by what disturbed them.
+        left_out: counts the runs that are left out, by what disturbed them.
     """
-    kept = limits.unlimited_or_all(runs, Forbids.rate)
-    if left_out is not None and len(kept) < len(runs):
+    trusted_runs = limits.unlimited_or_all(runs, Forbids.rate)
+    if left_out is not None and len(trusted_runs) < len(runs):
         for run in runs:
             left_out.update(
                 limits.general_sentence(limit)
                 for limit in limits.forbidding(run.limits, Forbids.rate)[:1]
             )
-    return kept
+    return trusted_runs
 
 
 def counting(runs: Sequence[Run], column: str) -> list[Run]:
-    """The runs of a setting that a figure of it is made of: the undisturbed ones,
-    of what can be disturbed.
+    """Return the runs of a setting that a column's figure is computed from.
+
+    Disturbed runs do not count for a figure that can be disturbed.
     """
     return undisturbed(runs) if figures.of_column(column).can_be_disturbed else [*runs]
 
 
 def disturbed_notes(settings: Iterable[Sequence[Run]]) -> list[Message]:
-    """A line for each reason why runs of these settings count for no time, with their number."""
+    """Return a line for each reason why runs count for no time, with their number."""
     return limits.left_out_notes([run.limits for run in runs] for runs in settings)
 
 
 def mixture(runs: Sequence[Run]) -> str | None:
-    """The commits and machines of a cell, where there are several; None for one."""
-    # not the host: the nodes of a cluster are alike
+    """Return the commits and machines of a cell, or None if it has only one of each."""
+    # Hosts may differ: the nodes of a cluster have the same hardware.
     if len({(run["commit"], bool(run["dirty"]), run["hardware"]) for run in runs}) == 1:
         return None
     return ", ".join(dict.fromkeys(f"{commit(run)} on {machine(run)}" for run in runs))
 
 
 def mixed_data_or_cores(runs: Sequence[Run]) -> str | None:
-    """The data or cores in which runs of one configuration differ, so that they do not repeat it;
-    None if equal.
+    """Return the data or cores in which runs of one configuration differ.
+
+    Such runs do not repeat the configuration. The result is None if they agree.
     """
-    differ = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
+    differing_columns = [name for name in (DATA, *CORES) if len({run[name] for run in runs}) > 1]
     phrases = [
-        f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}" for name in differ
+        f"{name}={' or '.join(sorted({typed(run[name]) for run in runs}))}"
+        for name in differing_columns
     ]
     return ", ".join(phrases) or None
 
 
 def meant(key: str, names: Sequence[str]) -> list[str]:
-    """All columns of a key: `precision` is `precision.name` too,
-    `image_size` is `dataset.image_size`.
+    """Return all columns of a key.
+
+    `precision` is also `precision.name`, and `image_size` is also `dataset.image_size`.
     """
     last = key.rpartition(".")[2]
     return [
@@ -283,7 +315,7 @@ def meant(key: str, names: Sequence[str]) -> list[str]:
 
 
 def label(cell: Cell, keys: Iterable[str]) -> str:
-    """A cell as a person would type it, by the given keys; a commit by its first digits."""
+    """Write a cell as a person would type it, with the given keys. A commit is shortened."""
     keys = set(keys)
     return " ".join(
         f"{key}={typed(value)[:COMMIT] if key == 'commit' else typed(value)}"
@@ -293,24 +325,25 @@ def label(cell: Cell, keys: Iterable[str]) -> str:
 
 
 def short_label(cell: Iterable[tuple[str, Any]]) -> str:
-    """A cell without the groups of its keys: "image_size=300 gpus=2"."""
+    """Write a cell without the groups of its keys: "image_size=300 gpus=2"."""
     return " ".join(f"{key.rpartition('.')[2]}={typed(value)}" for key, value in cell)
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """What headings, axes and legends call keys: the last part (`width`),
-    the whole key where two share that.
+    """Return the names of keys in headings, axes and legends.
+
+    A name is the last part of the key (`width`), or the whole key if two keys share that part.
     """
-    full = {key: key.removesuffix(".name") for key in keys}
-    shared = Counter(name.rpartition(".")[2] for name in {*full.values()})
+    full_names = {key: key.removesuffix(".name") for key in keys}
+    uses = Counter(name.rpartition(".")[2] for name in {*full_names.values()})
     return {
-        key: name if shared[short := name.rpartition(".")[2]] > 1 else short
-        for key, name in full.items()
+        key: name if uses[last_part := name.rpartition(".")[2]] > 1 else last_part
+        for key, name in full_names.items()
     }
 
 
 def typed(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Write a value as the command line takes it."""
     return "null" if value is None else figures.text("", value)
 
 
@@ -319,22 +352,23 @@ def is_numeric(values: Iterable[Any]) -> bool:
 
 
 def ordered(values: Sequence[Any]) -> list[Any]:
-    """Numbers by size, all else as it is."""
+    """Return numbers by size, and other values in their order."""
     return sorted(values) if is_numeric(values) else list(values)
 
 
 def telling(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
-    """Enough keys to tell rows apart, the earlier ones first."""
-    needed: list[str] = []
+    """Return as many keys as distinguish the rows, preferring earlier ones."""
+    distinguishing_keys: list[str] = []
     for key in apart(rows, keys):
-        if kinds(rows, [*needed, key]) > kinds(rows, needed):
-            needed.append(key)
-    return needed
+        if kinds(rows, [*distinguishing_keys, key]) > kinds(rows, distinguishing_keys):
+            distinguishing_keys.append(key)
+    return distinguishing_keys
 
 
 def commit(run: Run, absent: str = "no commit") -> str:
-    """The commit's first digits, with + where the code had changes;
-    `absent` outside of a checkout.
+    """Return the commit's first digits, with + if the code had changes.
+
+    The result is `absent` if the run was not started in a checkout.
     """
     if run["commit"] is None:
         return absent
@@ -343,6 +377,6 @@ def commit(run: Run, absent: str = "no commit") -> str:
 
 
 def machine(run: Run) -> str:
-    """The hardware and the hosts of a run."""
+    """Return the hardware and the hosts of a run."""
     parts = [clean(str(part)) for part in (run["hardware"], run["hosts"]) if part is not None]
     return " on ".join(parts) or "-"

@@ -1,7 +1,7 @@
-"""The runs under some folders: which there are, and which could not be read.
+"""Find and read the runs below some folders.
 
-A record that is broken, cut off or written by a newer version is named and left out;
-one of them never hides the rest.
+A record that is broken, cut off or written by a newer version is named and left out. It never hides
+the other runs.
 """
 
 import os
@@ -31,12 +31,11 @@ UNFINISHED = Message(
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its folder, and its record as flat columns
-    (`analysis.columns` says which there are).
+    """A run: its folder, and its record as flat columns (`analysis.runs.columns`).
 
-    prediction: what was predicted for it, which is no column: it stands in no table of what was
-    measured.
-    limits: what forbids to say something of it (`multicard.records.limits`).
+    prediction: what was predicted for the run. It is not a column, because tables show only what
+        was measured.
+    limits: what must not be concluded from the run (`multicard.records.limits`).
     """
 
     folder: Path
@@ -45,23 +44,29 @@ class Run:
     limits: tuple[Limit, ...] = ()
 
     def __getitem__(self, column: str) -> Any:
-        """The value of a column; None where the run has none."""
+        """Return the value of a column, or None if the run has no such column."""
         return self.columns.get(column)
 
     def record(self) -> AnyRecord:
-        """The record, read again: 10,000 runs are held as columns alone.
-        Raises ValueError where it is broken now.
+        """Read the record again.
+
+        Only columns stay in memory, because there may be 10,000 runs.
+
+        Raises:
+            ValueError: the record is broken now.
         """
         return run_folder.decode(run_folder.read_bytes(self.folder / RESULT))
 
     def measured_s(self) -> np.ndarray:
-        """Seconds of each step (n,) after the warm-up (`records.steps`);
-        raises ValueError without a file of them.
+        """Return the seconds of each step (n,) after the warm-up (`records.steps`).
+
+        Raises:
+            ValueError: the run has no file of steps.
         """
         return steps.measured_s(self.folder, self.record())
 
     def environment(self) -> Environment:
-        """environment.json; empty where it is absent, cut off or not of the schema."""
+        """Read environment.json; the result is empty if it is absent, cut off or invalid."""
         return run_folder.read_environment(self.folder)
 
 
@@ -72,82 +77,87 @@ class FoundRuns:
 
 
 def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> FoundRuns:
-    """All runs below `folders`, in the order of their paths; a run below two of them counts once,
-    and so does one whose
-    folder was copied: it repeats nothing. Probes are no results, and stand in no table and no
-    figure unless they are asked for.
+    """Read all runs below `folders`, in the order of their paths.
+
+    A run that is below two of the folders counts once. A copy of a run's folder does not count,
+    because it is not a repetition. Probes are not results, so they are left out by default.
 
     Args:
-        price: of a GPU for an hour, in place of the runs' own.
+        probes: read probes too.
+        price: the price of a GPU for an hour, instead of the prices in the records.
 
     Raises:
-        ValueError: a folder that does not exist, no run at all, or none that could be read.
+        ValueError: a folder does not exist, there is no run, or no run can be read.
     """
     runs: list[Run] = []
     skipped: list[Skipped] = []
     originals: dict[bytes, Path] = {}
-    left_out = 0
-    for path, written in run_folders(folders):
-        run = _read(path, probes, price, originals) if written else Skipped(path, UNFINISHED)
+    probe_count = 0
+    for path, has_record in run_folders(folders):
+        run = _read(path, probes, price, originals) if has_record else Skipped(path, UNFINISHED)
         if run is None:
-            left_out += 1
+            probe_count += 1
         else:
             runs.append(run) if isinstance(run, Run) else skipped.append(run)
-    where = ", ".join(map(str, folders))
-    if left_out and not runs and not skipped:
+    places = ", ".join(map(str, folders))
+    if probe_count and not runs and not skipped:
         raise Refusal(
             "runs.only-probes",
-            f"no run under {where}, but {count(left_out, 'probe')}: measure with `probe=false`",
+            f"no run under {places}, but {count(probe_count, 'probe')}: measure with `probe=false`",
             key="probe",
-            folders=where,
-            probes=left_out,
+            folders=places,
+            probes=probe_count,
         )
     if not runs and not skipped:
         raise Refusal(
             "runs.none",
-            f"no run under {where}: a run leaves its record in {folders[0]}/NAME/CELL/{RESULT}",
-            folders=where,
+            f"no run under {places}: a run leaves its record in {folders[0]}/NAME/CELL/{RESULT}",
+            folders=places,
         )
     if not runs:
-        first = skipped[0]
-        more = len(skipped) - 1
-        rest = f" (and {more} more)" if more else ""
+        first_skipped = skipped[0]
+        others = len(skipped) - 1
+        others_note = f" (and {others} more)" if others else ""
         raise Refusal(
             "runs.unreadable",
-            f"no run under {where} can be read: {first.folder}: {first.why}{rest}",
-            folders=where,
-            folder=str(first.folder),
-            why=first.why,
-            more=more,
+            f"no run under {places} can be read: {first_skipped.folder}:"
+            f" {first_skipped.why}{others_note}",
+            folders=places,
+            folder=str(first_skipped.folder),
+            why=first_skipped.why,
+            more=others,
         )
     return FoundRuns(runs, skipped)
 
 
 def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each run folder, and whether its record was written; not what is hidden,
-    as a measurement put aside is.
+    """Yield each run folder, and if its record was written.
+
+    Hidden folders are left out, such as a measurement that was put aside.
     """
     folders = list(folders)
-    seen: set[str] = set()
+    seen_folders: set[str] = set()
     for folder in folders:
         if not folder.is_dir():
             raise _no_folder(folder)
-        for parent, inner, files in os.walk(folder):
+        for parent, subfolders, files in os.walk(folder):
             if RESULT not in files and "config.yaml" not in files:
-                inner[:] = sorted(name for name in inner if not name.startswith("."))
+                subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
                 continue
-            inner.clear()  # a run holds no other
-            real = os.path.realpath(parent) if len(folders) > 1 else parent
-            if real not in seen:
-                seen.add(real)
+            subfolders.clear()  # A run folder contains no other run.
+            real_path = os.path.realpath(parent) if len(folders) > 1 else parent
+            if real_path not in seen_folders:
+                seen_folders.add(real_path)
                 yield Path(parent), RESULT in files
 
 
 def _read(
     folder: Path, probes: bool, price: float | None, originals: dict[bytes, Path]
 ) -> Run | Skipped | None:
-    """The run in a folder; None where it is a probe, unless they are wanted. `originals`: the
-    folders of runs that were read before, by the hash of their records.
+    """Read the run in a folder; the result is None for a probe that is not wanted.
+
+    Args:
+        originals: the folders of the runs read before, by the hash of their records.
     """
     try:
         content = run_folder.read_bytes(folder / RESULT)
@@ -160,7 +170,7 @@ def _read(
     if not probes and run_folder.is_probe(record, folder):
         return None
     original = originals.setdefault(sha256(content).digest(), folder)
-    # two measurements differ in their times at least
+    # Two measurements never have equal records, because their times differ.
     if record.total_s is not None and original != folder:
         why = f"a copy of {original}, which counts once"
         return Skipped(folder, Message("runs.copy", why, original=str(original)))
@@ -178,15 +188,15 @@ def _no_folder(folder: Path) -> Refusal:
         return Refusal(
             "runs.none-yet",
             f"{folder} is not a folder: nothing was measured in this folder yet;"
-            f" `{_first_sweep()}` does",
+            f" `{_first_sweep()}` measures a first sweep",
             folder=str(folder),
         )
-    there = sorted(path.name for path in Path("multirun").glob("*/"))
-    named = f" ({', '.join(there)})" if there else ""
+    sweep_names = sorted(path.name for path in Path("multirun").glob("*/"))
+    listed = f" ({', '.join(sweep_names)})" if sweep_names else ""
     return Refusal(
         "runs.no-folder",
         f"{folder} is not a folder; runs are in multirun/ of the folder where they were"
-        f" started{named}",
+        f" started{listed}",
         folder=str(folder),
-        there=there,
+        there=sweep_names,
     )

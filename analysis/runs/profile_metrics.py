@@ -1,8 +1,7 @@
-"""Metrics of a run's profile as the papers have them: seconds of all ranks,
-and shares of the profiled time.
+"""Metrics of a run's profile as in the papers: seconds of all ranks, and shares of profiled time.
 
-The papers profiled whole trainings; here a few steps are profiled by default,
-so that tables give times a step.
+The papers profiled whole trainings. Here a profile covers a few steps by default, so tables show
+times per step.
 """
 
 import statistics
@@ -18,8 +17,8 @@ from . import grouping
 from .grouping import Cell
 from .load import Run
 
-NCCL = "nccl"  # all collectives of NCCL together
-# Of Figs. 3, 4, 11 and 12 of 2505.22905, and of Fig. 15
+NCCL = "nccl"  # All collectives of NCCL together.
+# The metrics in Figs. 3, 4, 11 and 12 of 2505.22905, and the metrics stacked in its Fig. 15.
 PAPERS = (
     "memcpy Host-to-Device",
     "cudaLaunchKernel",
@@ -34,51 +33,49 @@ STACKED = (
     "memcpy Host-to-Device",
     "nccl AllGather",
 )
-# Of Fig. 17: the kinds of copies that it adds up, and their sum
+# The kinds of copies that Fig. 17 adds up, and their sum.
 KINDS = tuple(COPIES[way] for way in ("HtoD", "DtoD", "DtoH"))
 ALL_KINDS = "all three kinds"
 COPIED = (*KINDS, ALL_KINDS)
 GROUPS = ("derived", "api", "copy", "collective", "phase")
-TOP = 8  # metrics of a group in a table
-Metric = tuple[str, str]  # group and name
-NAMES = {NCCL: "NCCL, all collectives"}
+MAX_METRICS = 8  # The most metrics of a group in a table.
+Metric = tuple[str, str]  # Its group and its name.
+DISPLAY_NAMES = {NCCL: "NCCL, all collectives"}
 
 
 def name(metric: str) -> str:
-    return NAMES.get(metric, metric.replace("nccl ", "NCCL "))
+    return DISPLAY_NAMES.get(metric, metric.replace("nccl ", "NCCL "))
 
 
 def profile(run: Run) -> Profile | None:
-    """The profile of a run that ended ok; None where there is none that can be read."""
+    """Return the profile of a run that ended ok, or None if none can be read."""
     with suppress(ValueError):
         return Profile.of(run.record().profile) if run["status"] == "ok" else None
     return None
 
 
-def summed(
+def sum_over_ranks(
     profile: Profile, metric: str, field: Literal["total_s", "share", "bytes"]
 ) -> float | None:
-    """A metric over all ranks in the whole window; 0 where it did not occur,
-    None where it could not be seen.
+    """Sum a metric over all ranks in the whole window.
 
-    Of shares of the ranks' windows, what the host and the device do at once counts twice.
+    The result is 0 if the metric did not occur, and None if the profiler could not see it. In
+    shares of the ranks' windows, work that the host and the device do at once counts twice.
     """
     rows = profile.rank_rows(None)
     if metric in profile.not_recorded or not any(row.group == "api" for row in rows):
         return None
-    parts = KINDS if metric == ALL_KINDS else (metric,)
-    own = [
+    summed_metrics = KINDS if metric == ALL_KINDS else (metric,)
+    matching_rows = [
         row
         for row in rows
-        if row.metric in parts or (metric == NCCL and row.metric.startswith("nccl "))
+        if row.metric in summed_metrics or (metric == NCCL and row.metric.startswith("nccl "))
     ]
-    return sum(getattr(row, field) or 0 for row in own)
+    return sum(getattr(row, field) or 0 for row in matching_rows)
 
 
 def from_start(runs: Sequence[Run]) -> bool:
-    """True if the profiles are of trainings from their start, as the papers',
-    and not of some steps.
-    """
+    """Return True if the profiles cover trainings from their start, as in the papers."""
     return all(run["profile.window"] == "start" for run in runs)
 
 
@@ -94,51 +91,56 @@ def windows(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{limit or 'some steps'} after the run"
 
 
-# Rows of a table, with the figures of each cell
+# ---- The rows of a table, with the figures of each cell
 
 
 def by_cell(
-    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None, whole: bool = False
+    cells: Mapping[Cell, Sequence[Run]], metrics: Sequence[str] | None, whole_profile: bool = False
 ) -> dict[Cell, dict[Metric, float]]:
-    """Figures of the cells with a profile, by group and name of a metric,
-    as means over the undisturbed runs of a cell.
+    """Return the figures of the cells with a profile, by a metric's group and name.
+
+    Each figure is the mean over the undisturbed runs of a cell.
 
     Args:
-        metrics: whose shares of the profiled time are wanted; where no CUDA calls were seen, the
-            phases of a step
-            instead. None: seconds a step and rank of all metrics.
-        whole: of all metrics the seconds of all ranks in the whole profile,
-            in place of those a step and rank.
+        metrics: the metrics whose shares of the profiled time are wanted. If no CUDA calls were
+            seen, the phases of a step are returned instead. None asks for all metrics, in seconds
+            per step and rank.
+        whole_profile: with all metrics, return the seconds of all ranks in the whole profile
+            instead.
     """
-    known = dict[Cell, list[tuple[Run, Profile]]]()
+    profiles_by_cell = dict[Cell, list[tuple[Run, Profile]]]()
     for cell, runs in cells.items():
         profiled = [run for run in runs if profile(run) is not None]
-        known[cell] = [
-            (run, own)
+        profiles_by_cell[cell] = [
+            (run, run_profile)
             for run in grouping.undisturbed(profiled)
-            if (own := profile(run)) is not None
+            if (run_profile := profile(run)) is not None
         ]
     figures = {
-        cell: [_of_run(run, own, metrics, whole) for run, own in found]
-        for cell, found in known.items()
+        cell: [
+            _run_figures(run, run_profile, metrics, whole_profile)
+            for run, run_profile in cell_profiles
+        ]
+        for cell, cell_profiles in profiles_by_cell.items()
     }
     if metrics is not None and not any(map(any, figures.values())):
-        figures = {cell: [_phase_shares(own) for _, own in found] for cell, found in known.items()}
-    means = {cell: _means(found) for cell, found in figures.items()}
-    return {cell: found for cell, found in means.items() if found}
+        figures = {
+            cell: [_phase_shares(run_profile) for _, run_profile in cell_profiles]
+            for cell, cell_profiles in profiles_by_cell.items()
+        }
+    means = {cell: _means(run_figures) for cell, run_figures in figures.items()}
+    return {cell: cell_means for cell, cell_means in means.items() if cell_means}
 
 
 def largest(cells: Sequence[dict[Metric, float]]) -> list[Metric]:
-    """The metrics of each group by the cell in which they take longest;
-    single kernels are left out.
-    """
+    """Return the metrics of each group that take longest in some cell, without single kernels."""
     metrics = dict.fromkeys(chain.from_iterable(cells))
     ordered = sorted(
         metrics, key=lambda metric: -max(figures.get(metric, 0.0) for figures in cells)
     )
     longest = list[Metric]()
     for group in GROUPS:
-        longest.extend([metric for metric in ordered if metric[0] == group][:TOP])
+        longest.extend([metric for metric in ordered if metric[0] == group][:MAX_METRICS])
     return longest
 
 
@@ -150,36 +152,36 @@ def _means(by_run: Sequence[dict[Metric, float]]) -> dict[Metric, float]:
     }
 
 
-def _of_run(
-    run: Run, found: Profile, metrics: Sequence[str] | None, whole: bool
+def _run_figures(
+    run: Run, run_profile: Profile, metrics: Sequence[str] | None, whole_profile: bool
 ) -> dict[Metric, float]:
     if metrics is not None:
-        shares = {metric: summed(found, metric, "share") for metric in metrics}
+        shares = {metric: sum_over_ranks(run_profile, metric, "share") for metric in metrics}
         return {
             (_group(metric), name(metric)): share
             for metric, share in shares.items()
             if share is not None
         }
-    if whole:
-        return {(row.group, row.metric): row.total_s for row in found.rank_rows(None)}
+    if whole_profile:
+        return {(row.group, row.metric): row.total_s for row in run_profile.rank_rows(None)}
     recorded = run.record().profile
-    count = found.steps or (recorded.steps if recorded and recorded.steps else 0) * len(found.ranks)
-    rows = found.rank_rows(None if len(found.ranks) > 1 else found.ranks[0].rank)
+    count = run_profile.steps or (recorded.steps if recorded and recorded.steps else 0) * len(
+        run_profile.ranks
+    )
+    rows = run_profile.rank_rows(None if len(run_profile.ranks) > 1 else run_profile.ranks[0].rank)
     return {(row.group, row.metric): row.total_s / count for row in rows if row.group in GROUPS}
 
 
-def _phase_shares(found: Profile) -> dict[Metric, float]:
-    """Of the phases of a step, which CPU ranks have too."""
+def _phase_shares(run_profile: Profile) -> dict[Metric, float]:
+    """Return the shares of the phases of a step, which CPU ranks have too."""
     return {
-        (row.group, row.metric): row.share for row in found.rank_rows(None) if row.group == "phase"
+        (row.group, row.metric): row.share
+        for row in run_profile.rank_rows(None)
+        if row.group == "phase"
     }
 
 
 def _group(metric: str) -> str:
-    return (
-        "collective"
-        if metric.startswith(NCCL)
-        else "copy"
-        if metric.startswith("memcpy")
-        else "api"
-    )
+    if metric.startswith(NCCL):
+        return "collective"
+    return "copy" if metric.startswith("memcpy") else "api"

@@ -1,8 +1,8 @@
-"""How well a setting learned: the one place that says which figure tells it.
+"""Decide by which figure a setting's learning is judged.
 
 Each kind of run has such figures (`multicard.records.figures.LEARNING`). Two settings are compared
-by the first that both have. Where something forbids to compare what a run learned,
-its setting has none.
+by the first figure that both have. If something forbids to compare what a run learned, its setting
+has no such figure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +17,15 @@ from multicard.records.limits import Forbids
 from .grouping import HELD_OUT, LOSS, of_setting
 from .load import Run
 
-LOSS_APART = 0.01  # relative difference below which two losses count as equal
-# figures of learning by their columns, the one that says it best first
+LOSS_APART = 0.01  # Losses with a smaller relative difference count as equal.
+# The figures of learning by column. The one that describes learning best comes first.
 Learned = Mapping[str, float]
 
 
 def of(runs: Sequence[Run]) -> Learned:
-    """What a setting learned by its figures; empty where something forbids to compare it,
-    or nothing tells it.
+    """Return the figures that say how well a setting learned.
+
+    They are empty if something forbids to compare them, or if there are none.
     """
     if any(limits.forbidding(run.limits, Forbids.learning) for run in runs):
         return {}
@@ -33,39 +34,38 @@ def of(runs: Sequence[Run]) -> Learned:
 
 
 def shared(a: Learned, b: Learned) -> str | None:
-    """The figure by which two settings are compared: the first that both have."""
+    """Return the figure by which two settings are compared: the first that both have."""
     return next((column for column in a if column in b), None)
 
 
 def error(column: str, figure: float) -> float:
-    """A figure of learning as what is low in a setting that learned well."""
+    """Turn a figure of learning into an error: lower is better."""
     return -figure if FIGURES[column].better == "higher" else figure
 
 
 def best_error(learned: Learned) -> float | None:
-    """The error by the figure that says best how well a setting learned;
-    None where nothing tells it.
-    """
+    """Return the error by the figure that best describes learning, or None if there is none."""
     return next((error(column, figure) for column, figure in learned.items()), None)
 
 
 def to_draw(settings: Iterable[Learned]) -> list[str]:
-    """The figures of learning that charts of some settings draw:
-    no training loss where rows were held out.
+    """Return the figures of learning that charts of some settings draw.
+
+    If rows were held out, the training loss is not drawn.
     """
-    known = set()
+    columns = set()
     for learned in settings:
-        known.update(learned)
-    if HELD_OUT in known:
-        known.discard(LOSS)
-    return [column for column in LEARNED if column in known]
+        columns.update(learned)
+    if HELD_OUT in columns:
+        columns.discard(LOSS)
+    return [column for column in LEARNED if column in columns]
 
 
 def kind_of_loss(run: Run) -> tuple[Any, ...]:
-    """What a run's losses count: equal of runs whose losses can be compared."""
+    """Return a key that is equal for runs whose losses can be compared."""
     return tuple(run[key] for key in schema.keys(Role.loss))
 
 
 def is_less(loss: float, other: float) -> bool:
-    """True if a loss, which may be below 0, is less than another by over `LOSS_APART`."""
+    """Return True if a loss is lower than another by more than `LOSS_APART`; it may be below 0."""
     return other - loss > LOSS_APART * abs(other)

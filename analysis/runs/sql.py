@@ -1,7 +1,7 @@
-"""SQL over runs for `--where` and `--sort`, in a DuckDB that has no access to anything else.
+"""Run SQL over runs for `--where` and `--sort`, in a DuckDB that can access nothing else.
 
-A function of SQL may take any time and memory (`repeat('x', 3e9)`), which DuckDB neither interrupts
-nor counts: the query is asked in a forked process, which is ended beyond its bounds.
+An SQL function may take any time and memory (`repeat('x', 3e9)`), and DuckDB neither interrupts nor
+counts that. So the query runs in a forked process, which is killed beyond its bounds.
 """
 
 import difflib
@@ -23,35 +23,36 @@ from multicard.messages import Message, Refusal, typed
 
 from .load import Run
 
-NEAREST = 5  # columns that a message names
-# Neither a file nor a Python variable is read by an expression, and nothing goes to disk
-OPTIONS: dict[str, Any] = {
+MAX_SUGGESTIONS = 5  # The most columns that a message names.
+# An expression can read neither files nor Python variables, and nothing is written to disk.
+DATABASE_OPTIONS: dict[str, Any] = {
     "enable_external_access": "false",
     "lock_configuration": "true",
     "python_enable_replacements": "false",
     "threads": "1",
     "temp_directory": "",
 }
-# for a query
-MOST_S = 10.0
-MOST_BYTES = 2 << 30
-BEYOND_MEMORY = Message(
+# The bounds of a query.
+MAX_QUERY_S = 10.0
+MAX_QUERY_BYTES = 2 << 30
+TOO_MUCH_MEMORY = Message(
     "list.too-much-memory",
-    f"takes more than {MOST_BYTES >> 30} GB; write a simpler condition",
-    gb=MOST_BYTES >> 30,
+    f"takes more than {MAX_QUERY_BYTES >> 30} GB; write a simpler condition",
+    gb=MAX_QUERY_BYTES >> 30,
 )
-ROW = "row number"  # the table's own column, beside the runs'
+ROW_NUMBER = "row number"  # A column that is added to the runs' own columns.
 
 
 def select(runs: Sequence[Run], where: str | None = None, sort: str | None = None) -> list[Run]:
-    """The runs for which `where` (an SQL expression over their columns) is true, ordered by `sort`.
+    """Return the runs for which an SQL expression is true, in the order of `sort`.
 
     Args:
-        sort: columns, each with `desc` where the highest comes first: "gpus, total_s desc".
-            Runs without it come last.
+        where: an SQL expression over the columns of the runs.
+        sort: columns, with `desc` if the highest comes first: "gpus, total_s desc". Runs that lack
+            a column come last.
 
     Raises:
-        ValueError: an expression that SQL or the columns do not allow, in one line.
+        ValueError: SQL or the columns do not allow an expression. The message is one line.
     """
     if where is None and sort is None:
         return list(runs)
@@ -62,61 +63,67 @@ def select(runs: Sequence[Run], where: str | None = None, sort: str | None = Non
             key="--where",
         )
     names = column_names(runs)
-    order = ", ".join([*([] if sort is None else _order(sort, names)), f'"{ROW}"'])
-    mentioned = as_arrow([run.columns for run in runs], _mentioned(f"{where or ''} {order}", names))
+    order_terms = ", ".join([*([] if sort is None else _order_by(sort, names)), f'"{ROW_NUMBER}"'])
+    table = as_arrow(
+        [run.columns for run in runs], _mentioned_columns(f"{where or ''} {order_terms}", names)
+    )
     numbers = pa.array(range(len(runs)), pa.int64())
-    answer = _within_bounds(
-        pa.table([*mentioned.columns, numbers], [*mentioned.column_names, ROW]), where, order
+    answer = _matching_rows(
+        pa.table([*table.columns, numbers], [*table.column_names, ROW_NUMBER]), where, order_terms
     )
     if isinstance(answer, str):
-        reason = _short(answer, names)
+        reason = _shortened_message(answer, names)
         raise Refusal("list.condition", f"--where: {reason}", key="--where", reason=reason)
     return [runs[row] for (row,) in answer]
 
 
-def _within_bounds(table: pa.Table, where: str | None, order: str) -> list[tuple[int]] | str:
-    """The numbers of the rows, or what DuckDB says against
-    the query; of what takes too much, a line.
-    """
+def _matching_rows(table: pa.Table, where: str | None, order: str) -> list[tuple[int]] | str:
+    """Return the numbers of the matching rows, or a message why the query failed."""
     context = multiprocessing.get_context("fork")
-    answer, says = context.Pipe(duplex=False)
-    process = context.Process(target=_query, args=(table, where, order, says))
+    answer_receiver, answer_sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer_query, args=(table, where, order, answer_sender))
     process.start()
-    says.close()
+    answer_sender.close()
     try:
-        if answer.poll(MOST_S):
-            return answer.recv()
+        if answer_receiver.poll(MAX_QUERY_S):
+            return answer_receiver.recv()
         return Message(
             "list.too-long",
-            f"takes longer than {MOST_S:.0f} s; write a simpler condition",
-            s=MOST_S,
+            f"takes longer than {MAX_QUERY_S:.0f} s; write a simpler condition",
+            s=MAX_QUERY_S,
         )
-    except EOFError:  # ended for its memory
-        return BEYOND_MEMORY
+    except EOFError:  # The process exceeded its memory and ended without an answer.
+        return TOO_MUCH_MEMORY
     finally:
         process.kill()
         process.join()
 
 
-def _query(table: pa.Table, where: str | None, order: str, says: Connection) -> None:
-    """Answer a query in this process, which is another's copy and has so much memory beyond it."""
-    own_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (own_bytes + MOST_BYTES, own_bytes + MOST_BYTES))
-    try:  # `filter` takes one expression, and no other query or statement after it
-        with duckdb.connect(":memory:", config=OPTIONS) as database:
+def _answer_query(
+    table: pa.Table, where: str | None, order: str, answer_sender: Connection
+) -> None:
+    """Answer a query in this forked process, which may use MAX_QUERY_BYTES beyond its own size."""
+    process_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
+    resource.setrlimit(
+        resource.RLIMIT_AS, (process_bytes + MAX_QUERY_BYTES, process_bytes + MAX_QUERY_BYTES)
+    )
+    try:  # `filter` takes one expression, so no other query or statement can follow it.
+        with duckdb.connect(":memory:", config=DATABASE_OPTIONS) as database:
             rows = database.from_arrow(table)
             rows = rows if where is None else rows.filter(where)
-            says.send(rows.order(order).project(f'"{ROW}"').fetchall())
+            answer_sender.send(rows.order(order).project(f'"{ROW_NUMBER}"').fetchall())
     except (duckdb.OutOfMemoryException, MemoryError):
-        says.send(BEYOND_MEMORY)
+        answer_sender.send(TOO_MUCH_MEMORY)
     except duckdb.Error as error:
-        says.send(str(error))
+        answer_sender.send(str(error))
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:
-    """Every column that a run has, in their order; names that SQL cannot tell apart (a, A) once."""
+    """Return every column that a run has. Names that differ only in case (a, A) appear once."""
     by_name: dict[str, str] = {}
-    # few: most runs have the same columns
+    # There are few shapes, because most runs have the same columns.
     shapes = dict.fromkeys(tuple(run.columns) for run in runs)
     for name in dict.fromkeys(chain.from_iterable(shapes)):
         by_name.setdefault(name.casefold(), name)
@@ -124,31 +131,33 @@ def column_names(runs: Sequence[Run]) -> list[str]:
 
 
 def known(name: str, names: Sequence[str], option: str) -> str:
-    """The column of this name in any case; raises ValueError, with the nearest names,
-    where there is none.
+    """Return the column of this name, in any case.
+
+    Raises:
+        ValueError: there is none. The message names the nearest columns.
     """
     match = next(
         (column for column in names if column.casefold() == name.strip().strip('"').casefold()),
         None,
     )
     if match is None:
-        reason = _unknown(name.strip(), names)
+        reason = _unknown_column(name.strip(), names)
         raise Refusal("list.column", f"{option}: {reason}", key=option, reason=reason)
     return match
 
 
-def _order(sort: str, names: Sequence[str]) -> list[str]:
+def _order_by(sort: str, names: Sequence[str]) -> list[str]:
     terms = []
     for term in sort.split(","):
         match = re.fullmatch(r"\s*(.*?)(?:\s+(asc|desc))?\s*", term, re.IGNORECASE)
-        assert match is not None  # the pattern matches every text
+        assert match is not None  # The pattern matches every text.
         name = known(match[1], names, "--sort").replace('"', '""')
         terms.append(f'"{name}" {match[2] or "asc"} NULLS LAST')
     return terms
 
 
-def _mentioned(text: str, names: Sequence[str]) -> list[str]:
-    """The columns that a query may refer to: not all columns of 10,000 runs have to be loaded."""
+def _mentioned_columns(text: str, names: Sequence[str]) -> list[str]:
+    """Return the columns that a query may refer to, so that only these have to be loaded."""
     text = text.casefold().replace('""', '"')
     if "*" in text or "columns" in text:  # DuckDB's COLUMNS(*), COLUMNS('dataset.*')
         return list(names)
@@ -156,58 +165,67 @@ def _mentioned(text: str, names: Sequence[str]) -> list[str]:
 
 
 def as_arrow(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> pa.Table:
-    """Rows as a table of these columns; null where a row lacks one."""
-    return pa.table({name: _array([row.get(name) for row in rows]) for name in names})
+    """Return rows as a table of these columns, with null if a row lacks one."""
+    return pa.table({name: _typed_array([row.get(name) for row in rows]) for name in names})
 
 
-def _array(values: list[Any]) -> pa.Array:
-    """One column: of the type that all of its values have,
-    else of their texts (`compile` may be true or null).
+def _typed_array(values: list[Any]) -> pa.Array:
+    """Return one column.
+
+    It has the type that all of its values share. If there is none, it holds their texts: `compile`
+    may be true or null.
     """
     types = {type(value) for value in values if value is not None}
     try:
-        if types in (set(), {bool}, {int}):  # without a value: null, which is of every type
+        if types in (set(), {bool}, {int}):  # Without values, the column is of Arrow's null type.
             return pa.array(values)
         if types in ({int, float}, {float}):
             return pa.array(values, pa.float64())
     except (OverflowError, pa.ArrowInvalid):
-        pass  # an integer beyond 64 bits: its text
+        pass  # An integer beyond 64 bits becomes text.
     return pa.array(
         [v if v is None or isinstance(v, str) else json.dumps(v) for v in values], pa.string()
     )
 
 
-def _short(message: str, names: Sequence[str]) -> Message:
-    """DuckDB's message without the query around it; where a column is unknown,
-    what was probably meant.
-    """
+def _shortened_message(message: str, names: Sequence[str]) -> Message:
+    """Return DuckDB's message without the query, and near columns if one is unknown."""
     if isinstance(message, Message):
         return message
-    unknown = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
-    if unknown is not None:
-        reason = _unknown(unknown[1], names)
-        said = f"{reason}; a text needs single quotes, as in `--where \"precision='bf16'\"`"
-        return Message("list.column-in-condition", said, reason=reason)
-    lines = [
+    match = re.search(r'Referenced (?:column|table) "(.*?)" not found', message)
+    if match is not None:
+        reason = _unknown_column(match[1], names)
+        text = f"{reason}; a text needs single quotes, as in `--where \"precision='bf16'\"`"
+        return Message("list.column-in-condition", text, reason=reason)
+    message_lines = [
         line
         for line in message.split("\n\n", maxsplit=1)[0].splitlines()
         if not line.startswith("LINE ")
     ]
-    error = " ".join(" ".join(lines).split())
+    error = " ".join(" ".join(message_lines).split())
     if not message.startswith("Parser"):
         return Message("list.database", error, error=error)
-    said = f"{error}; write an SQL condition, as `--where \"gpus>=2 and precision='bf16'\"`"
-    return Message("list.not-sql", said, error=error)
+    text = f"{error}; write an SQL condition, as `--where \"gpus>=2 and precision='bf16'\"`"
+    return Message("list.not-sql", text, error=error)
 
 
-def _unknown(name: str, names: Sequence[str]) -> Message:
-    folded = {column.casefold(): column for column in names}
-    close = difflib.get_close_matches(name.casefold(), folded, n=NEAREST, cutoff=0.5)
-    containing = [column for column in folded if len(name) > 2 and name.casefold() in column]
-    near = [folded[column] for column in dict.fromkeys([*close, *containing])][:NEAREST]
-    quoted = ", ".join(f'"{column}"' if "." in column else column for column in near)
-    meant = f"; did you mean {quoted}?" if near else ""
-    listed = f"`{typed('-m analysis')} list --csv FILE` writes all columns"
+def _unknown_column(name: str, names: Sequence[str]) -> Message:
+    by_folded_name = {column.casefold(): column for column in names}
+    close_names = difflib.get_close_matches(
+        name.casefold(), by_folded_name, n=MAX_SUGGESTIONS, cutoff=0.5
+    )
+    containing_names = [
+        column for column in by_folded_name if len(name) > 2 and name.casefold() in column
+    ]
+    nearest_names = [
+        by_folded_name[column] for column in dict.fromkeys([*close_names, *containing_names])
+    ][:MAX_SUGGESTIONS]
+    quoted = ", ".join(f'"{column}"' if "." in column else column for column in nearest_names)
+    suggestion = f"; did you mean {quoted}?" if nearest_names else ""
+    hint = f"`{typed('-m analysis')} list --csv FILE` writes all columns"
     return Message(
-        "list.no-column", f'no column "{name}"{meant} ({listed})', column=name, near=near
+        "list.no-column",
+        f'no column "{name}"{suggestion} ({hint})',
+        column=name,
+        near=nearest_names,
     )

@@ -1,1 +1,1 @@
-"""Intervals: of steps that are alike, of runs that differ, Student, Wilson and Newcombe."""
+"""Statistics of repeated runs: intervals, verdicts and effects."""

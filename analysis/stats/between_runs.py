@@ -1,9 +1,9 @@
-"""How repeated runs differ, and the intervals and verdicts that follow from it.
+"""Estimate how repeated runs differ, and derive intervals and verdicts from it.
 
-How runs of one setting differ is learnt as `multicard.measure.noise` has it, setting by setting. It
-holds the scatter of the steps already. Runs with more scatter than those it comes from (shorter
-ones) add theirs: the share of it by which they exceed these. Where nothing was repeated,
-what is usual for the kind of machine takes its place.
+The variance between runs is learnt from each repeated setting, as `multicard.measure.noise`
+describes. It contains the scatter of the steps. Shorter runs scatter more than the runs that it was
+learnt from, so the excess is added. If nothing was repeated, a value that is usual for the kind of
+machine is used.
 """
 
 import math
@@ -38,15 +38,16 @@ from . import intervals
 from .held_out import HeldOutLosses, variance_over_rows
 from .intervals import Interval
 
-PRIOR_ACCURACY_SD = 0.002  # of the accuracy of runs with other seeds, before any was repeated
-PRIOR_HELD_OUT_SD = 0.002  # of the logarithm of their held-out loss
-REMEDY = Message(  # where nothing was repeated
+# The standard deviation between seeds that is assumed before any run was repeated.
+PRIOR_ACCURACY_SD = 0.002
+PRIOR_HELD_OUT_SD = 0.002  # It is on the scale of the loss's logarithm.
+REMEDY = Message(  # The advice if nothing was repeated.
     "spread.repeat", "`repeat=3` (accuracies, losses: `seed=0,1,2`) shows how runs differ"
 )
 
 
 def is_one_loss(a: Run, b: Run) -> bool:
-    """True for runs whose losses count the same, and so can be compared."""
+    """Return True if two runs compute the same loss, so that their losses can be compared."""
     return quality.kind_of_loss(a) == quality.kind_of_loss(b)
 
 
@@ -54,8 +55,9 @@ def is_one_loss(a: Run, b: Run) -> bool:
 class Machines:
     """How runs of one setting differ in a figure, by the kind of run and the machine.
 
-    noises: what repeated settings taught. values: of a setting's repetitions.
-    prior_sd: of a run, before any was repeated.
+    noises: the noise learnt from repeated settings.
+    values: returns the values of a setting's repetitions.
+    prior_sd: returns a run's standard deviation before any run was repeated.
     """
 
     noises: Mapping[tuple[str, str | None], Noise]
@@ -63,37 +65,39 @@ class Machines:
     prior_sd: Callable[[Run], float]
 
     def noise(self, run: Run) -> Noise:
-        """How runs of the kind and the machine of a run differ."""
+        """Return how runs of this run's kind differ on its machine."""
         key = run["kind"], run["hardware"]
         return self.noises.get(key) or Noise.of_kind(self.prior_sd(run))
 
     def of(self, runs: Sequence[Run]) -> Spread:
-        """How the repetitions of a setting differ,
-        by these and by what others on the machine teach.
+        """Return how the repetitions of a setting differ.
+
+        They and the other settings on the machine contribute to it.
         """
         return self.noise(runs[0]).of(self.values(runs))
 
     def described(self, runs: Sequence[Run]) -> list[str]:
-        """A line for each kind of these runs and machine: by
-        how much runs of one setting differ there.
-        """
+        """Return a line for each kind and machine: how much runs of one setting differ there."""
         lines = []
         for (kind, hardware), run in {(run["kind"], run["hardware"]): run for run in runs}.items():
             usual = self.noise(run).unrepeated_spread
-            before = self.prior_sd(run)
+            prior_sd_of_run = self.prior_sd(run)
             machine = clean(str(hardware))
             sd = usual.variance**0.5
-            place = f"{machine} ({kind}"
-            about = {"hardware": machine, "kind": kind, "prior_sd": before}
+            where = f"{machine} ({kind}"
+            facts = {"hardware": machine, "kind": kind, "prior_sd": prior_sd_of_run}
             if usual.repetitions:
-                known = count(usual.repetitions, "repetition")
-                said = f"runs of one setting usually differ by {sd:.1%} on {place}; {known})"
+                repetitions = count(usual.repetitions, "repetition")
+                text = f"runs of one setting usually differ by {sd:.1%} on {where}; {repetitions})"
                 lines.append(
-                    Message("spread.known", said, sd=sd, degrees=usual.repetitions, **about)
+                    Message("spread.known", text, sd=sd, degrees=usual.repetitions, **facts)
                 )
             else:
-                said = f"nothing was repeated on {place}), and {before:.0%} is assumed: {REMEDY}"
-                lines.append(Message("spread.assumed", said, remedy=REMEDY, **about))
+                text = (
+                    f"nothing was repeated on {where}), and {prior_sd_of_run:.0%} is assumed:"
+                    f" {REMEDY}"
+                )
+                lines.append(Message("spread.assumed", text, remedy=REMEDY, **facts))
         return lines
 
 
@@ -101,9 +105,7 @@ Prior = float | Callable[[Run], float]
 
 
 def timed_prior(run: Run) -> float:
-    """How the logarithms of times differ between runs,
-    before any was repeated: by the kind of machine.
-    """
+    """Return how the logarithms of times are assumed to differ, by the kind of machine."""
     return noise.prior_sd(bool(run["cpu_ranks"]))
 
 
@@ -113,42 +115,47 @@ def by_machine(
     prior_sd: Prior = timed_prior,
     of_seeds: bool = False,
 ) -> Machines:
-    """How runs of one setting differ in a figure, learnt from repeated settings, by machine.
+    """Learn from repeated settings how runs of one setting differ in a figure, by machine.
 
     Args:
-        figure: of a run, on a scale on which differences count: the logarithm for relative ones.
-            None, or a ValueError, where it has none.
-        prior_sd: before any run was repeated, on that scale.
+        figure: returns a run's figure on a scale on which differences count. For relative
+            differences that is the logarithm. It returns None, or raises ValueError, if the run has
+            no such figure.
+        prior_sd: the standard deviation on that scale before any run was repeated.
         of_seeds: count the runs of one seed as one, with their mean (accuracies, losses).
     """
 
-    def before(run: Run) -> float:
+    def prior_of(run: Run) -> float:
         return prior_sd(run) if callable(prior_sd) else prior_sd
 
     def values(setting: Sequence[Run]) -> Values:
         groups = by_seed(setting, of_seeds)
-        known = [
-            [(value, run) for run in group if (value := _known(figure, run)) is not None]
+        values_by_seed = [
+            [(value, run) for run in group if (value := _value_or_none(figure, run)) is not None]
             for group in groups
         ]
         return [
             (fmean(value for value, _ in group), fmean(_step_variance(run) for _, run in group))
-            for group in known
+            for group in values_by_seed
             if group
         ]
 
-    measured: dict[tuple[str, str | None], list[Sequence[Run]]] = {}
+    settings_by_machine: dict[tuple[str, str | None], list[Sequence[Run]]] = {}
     for setting in settings:
-        measured.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(setting)
+        settings_by_machine.setdefault((setting[0]["kind"], setting[0]["hardware"]), []).append(
+            setting
+        )
     noises = {
-        key: Noise.learnt(map(values, own), before(own[0][0])) for key, own in measured.items()
+        key: Noise.learnt(map(values, machine_settings), prior_of(machine_settings[0][0]))
+        for key, machine_settings in settings_by_machine.items()
     }
-    return Machines(noises, values, before)
+    return Machines(noises, values, prior_of)
 
 
 class RepeatedRuns:
-    """Spread of the runs at hand, from all settings among them that were repeated within one of the
-    sweeps. Every command judges by all runs that it read, also where it shows some of them.
+    """How runs differ, learnt from all settings that were repeated within one of the sweeps.
+
+    Every command judges by all runs that it read, even if it shows only some of them.
     """
 
     def __init__(self, *sweeps: Sequence[Run]) -> None:
@@ -158,11 +165,12 @@ class RepeatedRuns:
 
     @cached_property
     def settings(self) -> list[list[Run]]:
-        """Those that were measured more than once within one of the sweeps, by their runs that
-        ended ok; by undisturbed ones where a setting has any.
+        """The repeated settings by their runs that ended ok.
+
+        Disturbed runs are left out if a setting has undisturbed ones.
         """
-        kept = [grouping.undisturbed(setting) for setting in self._all_settings]
-        return [setting for setting in kept if len(setting) > 1]
+        undisturbed_settings = [grouping.undisturbed(setting) for setting in self._all_settings]
+        return [setting for setting in undisturbed_settings if len(setting) > 1]
 
     @cached_property
     def _all_settings(self) -> list[list[Run]]:
@@ -172,12 +180,15 @@ class RepeatedRuns:
         return settings
 
     def of_column(self, column: str) -> Machines:
-        """The spreads of a column: of its logarithm,
-        or of its value where its figure says so (accuracies).
+        """Return how runs differ in a column.
+
+        Differences are taken of its logarithm, or of its value if its figure says so (accuracies).
         """
         if column not in self._by_column:
             figure = figures.of_column(column)
-            scale, prior_sd = (log, _prior_of(column)) if figure.log else (float, PRIOR_ACCURACY_SD)
+            scale, prior_sd = (
+                (log, _prior_of_column(column)) if figure.log else (float, PRIOR_ACCURACY_SD)
+            )
             self._by_column[column] = by_machine(
                 [grouping.counting(setting, column) for setting in self._all_settings],
                 lambda run: None if run[column] is None else scale(run[column]),
@@ -187,10 +198,10 @@ class RepeatedRuns:
         return self._by_column[column]
 
     def figure(self, runs: Sequence[Run], column: str) -> Interval | None:
-        """The figure of a setting (see `of_setting`) with its interval;
-        None where one of its runs lacks it.
+        """Return the figure of a setting (see `of_setting`) with its interval.
 
-        A counted figure has the interval of its own values; a maximum has none.
+        The result is None if one of its runs lacks the figure. A counted figure has the interval of
+        its own values. A maximum has no interval.
         """
         runs = grouping.counting(runs, column)
         estimate = of_setting(runs, column)
@@ -210,9 +221,7 @@ class RepeatedRuns:
     def cheaper(
         self, column: str, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE
     ) -> bool:
-        """True if the setting of the runs `a` has less of a column than that of `b`,
-        by more than runs differ.
-        """
+        """Return True if `a` is shown to have less of a column than `b`."""
         cost_a = of_setting(a, column)
         cost_b = of_setting(b, column)
         if cost_a is None or cost_b is None or cost_a >= cost_b or is_exact([*a, *b], column):
@@ -221,14 +230,16 @@ class RepeatedRuns:
         return bounds is not None and bounds[0] > 1
 
     def ratio(self, column: str, a: Sequence[Run], b: Sequence[Run]) -> Ratio:
-        """The mean of a timed column, or of a loss, over the runs `b` / that over `a`;
-        ValueError for means of 0.
+        """Return the mean of a timed column, or of a loss, in `b` divided by the mean in `a`.
+
+        Raises:
+            ValueError: a mean is 0.
         """
         a, b = grouping.counting(a, column), grouping.counting(b, column)
         machines = self.of_column(column)
         of_seeds = figures.of_column(column).of_seeds
         values = [
-            [fmean(run[column] for run in same) for same in by_seed(runs, of_seeds)]
+            [fmean(run[column] for run in seed_runs) for seed_runs in by_seed(runs, of_seeds)]
             for runs in (a, b)
         ]
         spreads = machines.of(a), machines.of(b)
@@ -236,14 +247,15 @@ class RepeatedRuns:
         if column != HELD_OUT:
             return ratio
         counts = len(values[0]), len(values[1])
-        assumed = [Term(PRIOR_HELD_OUT_SD**2 * sum(1 / count for count in counts), math.inf)]
-        return self._over_rows(ratio, a, b, variance_between(spreads, *counts) or assumed)
+        assumed_terms = [Term(PRIOR_HELD_OUT_SD**2 * sum(1 / count for count in counts), math.inf)]
+        return self._over_rows(ratio, a, b, variance_between(spreads, *counts) or assumed_terms)
 
     def _over_rows(
-        self, ratio: Ratio, a: Sequence[Run], b: Sequence[Run], between: Sequence[Term]
+        self, ratio: Ratio, a: Sequence[Run], b: Sequence[Run], between_runs: Sequence[Term]
     ) -> Ratio:
-        """A ratio of held-out losses with its error over seeds and over the rows; without an error
-        where the settings have other rows.
+        """Return a ratio of held-out losses with its error over seeds and over the rows.
+
+        It has no error if the settings have different rows.
         """
         rows_a = self.held_out.of(a)
         rows_b = self.held_out.of(b)
@@ -252,30 +264,35 @@ class RepeatedRuns:
             over_rows = variance_over_rows([(1.0, rows_b), (-1.0, rows_a)])
         if over_rows is None:
             return Ratio(ratio.ratio, None, 0, False)
-        total = combined([*between, over_rows])
-        return Ratio(ratio.ratio, math.sqrt(total.variance), total.degrees, ratio.repeated)
+        total_variance = combined([*between_runs, over_rows])
+        return Ratio(
+            ratio.ratio, math.sqrt(total_variance.variance), total_variance.degrees, ratio.repeated
+        )
 
     def have_same_rows(self, a: Sequence[Run], b: Sequence[Run]) -> bool:
-        """True for settings that were evaluated on the same held-out rows."""
+        """Return True if both settings were evaluated on the same held-out rows."""
         rows_a = self.held_out.of(a)
         rows_b = self.held_out.of(b)
         return rows_a is not None and rows_b is not None and rows_a.rows == rows_b.rows
 
     def at_chance(self, runs: Sequence[Run]) -> bool:
-        """True if the accuracy of a setting is not told from that
-        of always answering the most frequent class.
+        """Return True if the accuracy may be no better than chance.
+
+        Chance is to always answer the most frequent class.
         """
-        low = None if of_setting(runs, ACCURACY) is None else _over_answers(runs).low
-        # early records lack it
+        low = None if of_setting(runs, ACCURACY) is None else _accuracy_over_answers(runs).low
+        # Early records lack the accuracy by chance.
         return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)
 
     def more_accurate(
         self, a: Sequence[Run], b: Sequence[Run], confidence: float = CONFIDENCE
     ) -> bool:
-        """True if `a` learned better by the first figure of learning that both have: is more
-        accurate by more than chance explains, has less held-out loss by more than rows and seeds
-        differ, or has 1 % less training loss, and less by more than seeds differ,
-        where several were measured.
+        """Return True if `a` is shown to have learned better than `b`.
+
+        They are compared by the first figure of learning that both have. An accuracy must be higher
+        by more than chance explains, and a held-out loss lower by more than rows and seeds explain.
+        A training loss must be 1 % lower and, if several seeds were measured, lower by more than
+        they explain.
         """
         column = quality.shared(quality.of(a), quality.of(b))
         if column == ACCURACY:
@@ -292,7 +309,7 @@ class RepeatedRuns:
     def _has_less_loss(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
         loss_a = quality.of(a)[LOSS]
         loss_b = quality.of(b)[LOSS]
-        # how losses of seeds differ
+        # If a seed was repeated, how the losses of seeds differ is known.
         is_known = loss_a > 0 and self.of_column(LOSS).of(a).repetitions > 0
         return quality.is_less(loss_a, loss_b) and (
             not is_known or self.cheaper(LOSS, a, b, confidence)
@@ -301,16 +318,18 @@ class RepeatedRuns:
     def _answers_better(self, a: Sequence[Run], b: Sequence[Run], confidence: float) -> bool:
         spreads = self.of_column(ACCURACY).of(a), self.of_column(ACCURACY).of(b)
         counts = [len(by_seed(side)) for side in (a, b)]
-        assumed = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
+        assumed_terms = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
         over_answers = intervals.difference(
-            _over_answers(a, confidence), _over_answers(b, confidence)
+            _accuracy_over_answers(a, confidence), _accuracy_over_answers(b, confidence)
         )
-        low = widened(over_answers, variance_between(spreads, *counts) or assumed, confidence).low
+        low = widened(
+            over_answers, variance_between(spreads, *counts) or assumed_terms, confidence
+        ).low
         return low is not None and low > 0
 
 
-def _prior_of(column: str) -> Prior:
-    """Of a logarithm: losses differ alike on all machines, times do not."""
+def _prior_of_column(column: str) -> Prior:
+    """Return the prior of a logarithm; only times differ more on some machines than on others."""
     if column == HELD_OUT:
         return PRIOR_HELD_OUT_SD
     return timed_prior if column != LOSS else noise.prior_sd(on_cpu=False)
@@ -320,26 +339,27 @@ def log(value: float) -> float | None:
     return math.log(value) if 0 < value < math.inf else None
 
 
-def _over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:
-    """The accuracy of a setting over the answers of its runs,
-    of which those of one seed count as one.
-    """
-    firsts = [of_seed[0] for of_seed in by_seed(runs)]
+def _accuracy_over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:
+    """Return the accuracy of a setting over the answers of one run of each seed."""
+    first_runs = [seed_runs[0] for seed_runs in by_seed(runs)]
     return intervals.of_answers(
-        [run[ACCURACY] for run in firsts], [run["test_samples"] or 0 for run in firsts], confidence
+        [run[ACCURACY] for run in first_runs],
+        [run["test_samples"] or 0 for run in first_runs],
+        confidence,
     )
 
 
 def widened(over_answers: Interval, between: Sequence[Term], confidence: float) -> Interval:
-    """An interval over the answers of some runs, which do not show how another training would have
-    gone, widened by the variance between runs.
+    """Widen an interval over the answers of some runs by the variance between runs.
+
+    The answers alone do not show how another training would have gone.
     """
     total = combined(between)
     half = student_quantile(confidence, total.degrees) * math.sqrt(total.variance)
     return intervals.difference(over_answers, Interval(0.0, -half, half))
 
 
-def _known(figure: Callable[[Run], float | None], run: Run) -> float | None:
+def _value_or_none(figure: Callable[[Run], float | None], run: Run) -> float | None:
     try:
         return figure(run)
     except ValueError:
@@ -347,7 +367,7 @@ def _known(figure: Callable[[Run], float | None], run: Run) -> float | None:
 
 
 def _step_variance(run: Run) -> float:
-    """The relative variance of a run's mean step, as if its steps were independent."""
+    """Return the relative variance of a run's mean step, as if its steps were independent."""
     mean_s = run["step_s"]
     std_s = run["step_std_s"]
     count = run["steps"]
@@ -360,15 +380,15 @@ def ratio(
     spreads: tuple[Spread, Spread],
     paired: bool = False,
 ) -> Ratio:
-    """The mean of B's runs / the mean of A's, each run with the same weight.
+    """Return the mean of B's runs divided by the mean of A's; each run has the same weight.
 
     Args:
-        a, b: samples (n,) of each run of a side, in the order in which they were measured.
-        spreads: how runs of A's machine differ, and those of B's.
+        a, b: the samples (n,) of each run of a side, in the order in which they were measured.
+        spreads: how runs differ on A's machine and on B's.
         paired: each run of A had the same batches as the run of B with its index.
 
     Raises:
-        ValueError: a side without samples, or samples that took no time.
+        ValueError: a side has no samples, or samples took no time.
     """
     if not a or not b or not all(len(samples) for samples in (*a, *b)):
         raise Refusal("spread.no-steps", "none beyond the warm-up")
@@ -376,35 +396,42 @@ def ratio(
     if min(*means[0], *means[1]) <= 0:
         raise Refusal("spread.no-time", "samples that took no time")
     estimate = float(np.mean(means[1]) / np.mean(means[0]))
-    between = variance_between(spreads, len(a), len(b))
-    share = (
+    between_runs = variance_between(spreads, len(a), len(b))
+    uncovered_share = (
         1.0
-        if between is None
-        else _share_beyond([*a, *b], max(spread.within for spread in spreads))
+        if between_runs is None
+        else _uncovered_share([*a, *b], max(spread.within for spread in spreads))
     )
-    terms = [] if between is None else between
-    if share:
-        within = _within(a, b, paired)
-        if within is None and not (terms and min(len(a), len(b)) > 1):
-            return Ratio(estimate, None, 0, between is not None)
-        # else the runs of either side show how they differ, their steps' scatter included
-        if within is not None:
-            terms = [*terms, Term(within.variance * share, within.degrees)]
-    total = combined(terms)
-    return Ratio(estimate, math.sqrt(total.variance), total.degrees, between is not None)
+    terms = [] if between_runs is None else between_runs
+    if uncovered_share:
+        within_runs = _variance_within_runs(a, b, paired)
+        if within_runs is None and not (terms and min(len(a), len(b)) > 1):
+            return Ratio(estimate, None, 0, between_runs is not None)
+        # Without it, the runs of each side show how they differ, including their steps' scatter.
+        if within_runs is not None:
+            terms = [*terms, Term(within_runs.variance * uncovered_share, within_runs.degrees)]
+    total_variance = combined(terms)
+    return Ratio(
+        estimate,
+        math.sqrt(total_variance.variance),
+        total_variance.degrees,
+        between_runs is not None,
+    )
 
 
-def _share_beyond(runs: Sequence[np.ndarray], within: float) -> float:
-    """The share of the scatter of these runs' steps that the
-    variance between runs does not hold yet.
-    """
-    own = float(np.mean([samples.var() / samples.mean() ** 2 / len(samples) for samples in runs]))
-    # else: equal, but for rounding
-    return max(0.0, 1 - within / own) if own > np.finfo(float).eps else 0.0
+def _uncovered_share(runs: Sequence[np.ndarray], within: float) -> float:
+    """Return the share of the steps' scatter that the variance between runs lacks."""
+    step_scatter = float(
+        np.mean([samples.var() / samples.mean() ** 2 / len(samples) for samples in runs])
+    )
+    # Below that, the samples are equal except for rounding.
+    return max(0.0, 1 - within / step_scatter) if step_scatter > np.finfo(float).eps else 0.0
 
 
-def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool) -> Term | None:
-    """The variance of the logarithm of the ratio from the samples within the runs."""
+def _variance_within_runs(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool
+) -> Term | None:
+    """Return the variance of the ratio's logarithm, estimated from the samples within the runs."""
     relative_a, relative_b = ([samples / samples.mean() for samples in side] for side in (a, b))
     if paired:
         series = [second - first for first, second in zip(relative_a, relative_b, strict=True)]
@@ -413,9 +440,12 @@ def _within(a: Sequence[np.ndarray], b: Sequence[np.ndarray], paired: bool) -> T
         series = [*relative_a, *relative_b]
         weights = [*[1 / len(a)] * len(a), *[1 / len(b)] * len(b)]
     parts = [mean_variance(samples) for samples in series]
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
+    known_parts = [part for part in parts if part is not None]
+    if len(known_parts) < len(parts):
         return None
     return combined(
-        [Term(part.variance * w**2, part.degrees) for part, w in zip(known, weights, strict=True)]
+        [
+            Term(part.variance * w**2, part.degrees)
+            for part, w in zip(known_parts, weights, strict=True)
+        ]
     )

@@ -1,17 +1,17 @@
-"""Main effects and interactions of swept settings: what changing one setting alone gains,
-everything else equal.
+"""Estimate what changing one swept setting gains, everything else equal, and how that depends.
 
-Settings that agree in all axes but one are a block. An effect is the mean over blocks of a
-difference within them, and so is an interaction, of such differences: both are contrasts Σ w y of
-the settings' means y, of n runs each, with the variance Σ w² σ² / n, where σ² is how runs differ
-(Montgomery 2013, Design and Analysis of Experiments, 8th edition, section 3.5; randomised blocks,
-chapter 4). Blocks count alike, so that a grid with holes uses those it has.
+Settings that agree in all axes except one form a block. A main effect is the mean over blocks of a
+difference within them. An interaction is the mean of a difference between such differences. Both
+are contrasts Σ w y of the settings' means y, each of n runs. Their variance is Σ w² σ² / n, where
+σ² is the variance between runs (Montgomery 2013, Design and Analysis of Experiments, 8th edition,
+section 3.5; randomised blocks, chapter 4). All blocks have the same weight, so a grid with holes
+uses the blocks it has.
 
-Where nothing was repeated, σ² is what a sum of effects leaves unexplained (section 6.5):
-interactions count as noise. What is usual for the kind of machine is beside it,
-as where single runs of two settings are compared.
+If nothing was repeated, σ² is the variance that a sum of effects leaves unexplained (section 6.5):
+interactions count as noise. The variance that is usual for the kind of machine is combined with it,
+as in the comparison of single runs.
 
-Losses on held-out rows are compared row by row (`analysis.stats.held_out`): the variance of a
+Losses on held-out rows are compared row by row (`analysis.stats.held_out`), so the variance of a
 contrast over the rows is added.
 """
 
@@ -28,7 +28,7 @@ from multicard.measure.repeated_runs import MOST_LOG, Spread, Term, combined, st
 from .held_out import ScoredRows, variance_over_rows
 from .intervals import Interval, bonferroni
 
-Levels = Mapping[str, Any]  # by axis
+Levels = Mapping[str, Any]  # The level of each axis.
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,9 @@ class Point:
     """A measured setting.
 
     value: its mean, on a scale on which differences count and more is better: -log of seconds.
-    spread: on that scale.
-    usual: the spread of runs on such machines, before any was repeated; None where that is not
-    known.
-    rows: the held-out rows whose loss the value is -log of, the same of all points;
-    None of other figures.
+    spread: how runs differ, on that scale.
+    usual: the spread that is usual on such machines before any run was repeated; None if unknown.
+    rows: the held-out rows, if the value is -log of their loss. All points have the same rows.
     """
 
     levels: Levels
@@ -53,10 +51,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Effect:
-    """The gain of a level of an axis over its base, on the scale of the points;
-    without bounds where noise is unknown.
+    """What a level of an axis gains over its base level, on the scale of the points.
 
-    blocks: number of pairs of settings that differ in this axis alone.
+    gain: it has no bounds if noise is unknown.
+    blocks: the number of pairs of settings that differ in this axis alone.
     """
 
     axis: str
@@ -68,8 +66,9 @@ class Effect:
 
 @dataclass(frozen=True)
 class Interaction:
-    """An effect that differs between two levels of another axis by more than noise,
-    with its gain at each.
+    """An effect that differs between two levels of another axis by more than noise.
+
+    gains: what the effect gains at each of the two levels.
     """
 
     effect: Effect
@@ -78,18 +77,18 @@ class Interaction:
 
 
 def main_effects(points: Sequence[Point], bases: Levels) -> list[list[Effect]]:
-    """The effects of each axis, its best level first; the axis of the largest best effect first.
+    """Return the effects of each axis, its best level first, and the most effective axis first.
 
-    Together, the intervals of an axis cover at 95 % (Bonferroni), since the best of its levels is
-    picked. An axis in which no two settings differ alone has none.
+    The intervals of an axis cover at 95 % together (Bonferroni), because the best of its levels is
+    picked. An axis has no effects if no two settings differ in it alone.
 
     Args:
-        bases: the level of each axis that the others are compared with.
+        bases: the base level of each axis, which its other levels are compared with.
     """
     points, by_axis = _with_noise(points), []
     for axis, base in bases.items():
         levels = dict.fromkeys(point.levels[axis] for point in points if point.levels[axis] != base)
-        known = {
+        blocks_by_level = {
             level: blocks for level in levels if (blocks := _blocks(points, {axis: (base, level)}))
         }
         effects = [
@@ -97,18 +96,20 @@ def main_effects(points: Sequence[Point], bases: Levels) -> list[list[Effect]]:
                 axis,
                 base,
                 level,
-                _contrast(_mean(blocks, (-1, 1)), bonferroni(len(known))),
+                _contrast(_mean_weights(blocks, (-1, 1)), bonferroni(len(blocks_by_level))),
                 len(blocks),
             )
-            for level, blocks in known.items()
+            for level, blocks in blocks_by_level.items()
         ]
         by_axis.append(sorted(effects, key=lambda effect: -effect.gain.estimate))
     return sorted(filter(None, by_axis), key=lambda effects: -abs(effects[0].gain.estimate))
 
 
 def interactions(points: Sequence[Point], effects: Sequence[Effect]) -> list[Interaction]:
-    """What these effects depend on, the strongest first, at 95 % over all that is looked at
-    (Bonferroni); none where nothing was repeated. Of two axes, the effect of the first is named.
+    """Return what these effects depend on, the strongest interaction first.
+
+    They hold at 95 % over all candidates (Bonferroni). There are none if nothing was repeated. An
+    interaction names the effect of its first axis.
     """
     if not all(point.spread.repetitions for point in points):
         return []
@@ -118,22 +119,27 @@ def interactions(points: Sequence[Point], effects: Sequence[Effect]) -> list[Int
             pairs = {effect.axis: (effect.base, effect.level), other.axis: (other.base, level)}
             if level != other.base and (blocks := _blocks(points, pairs)):
                 candidates.append((effect, other, level, blocks))
-    found = []
+    strong_interactions = []
     for effect, other, level, blocks in candidates:
-        difference = _contrast(_mean(blocks, (1, -1, -1, 1)), bonferroni(len(candidates)))
-        if difference.is_told:
-            ends = {other.base: (-1, 0, 1, 0), level: (0, -1, 0, 1)}
+        difference = _contrast(_mean_weights(blocks, (1, -1, -1, 1)), bonferroni(len(candidates)))
+        if difference.excludes_zero:
+            weights_by_level = {other.base: (-1, 0, 1, 0), level: (0, -1, 0, 1)}
             gains = {
-                end: math.fsum(w * point.value for w, point in _mean(blocks, own))
-                for end, own in ends.items()
+                other_level: math.fsum(
+                    w * point.value for w, point in _mean_weights(blocks, weights)
+                )
+                for other_level, weights in weights_by_level.items()
             }
-            found.append((abs(difference.estimate), Interaction(effect, other.axis, gains)))
-    return [one for _, one in sorted(found, key=lambda pair: -pair[0])]
+            strong_interactions.append(
+                (abs(difference.estimate), Interaction(effect, other.axis, gains))
+            )
+    return [one for _, one in sorted(strong_interactions, key=lambda pair: -pair[0])]
 
 
 def _blocks(points: Sequence[Point], pairs: Mapping[str, tuple[Any, Any]]) -> list[list[Point]]:
-    """The settings that agree in all axes but those of `pairs`,
-    and have each combination of their levels.
+    """Return the blocks: settings that agree in all axes except the axes of `pairs`.
+
+    A block has each combination of the levels of `pairs`.
     """
     blocks: dict[Any, dict[Any, Point]] = {}
     for point in points:
@@ -147,8 +153,10 @@ def _blocks(points: Sequence[Point], pairs: Mapping[str, tuple[Any, Any]]) -> li
     ]
 
 
-def _mean(blocks: Sequence[Sequence[Point]], weights: Sequence[int]) -> list[tuple[float, Point]]:
-    """The weights of settings in the mean over blocks of a contrast within them."""
+def _mean_weights(
+    blocks: Sequence[Sequence[Point]], weights: Sequence[int]
+) -> list[tuple[float, Point]]:
+    """Return the weight of each setting in the mean over blocks of a contrast within them."""
     weighted = []
     for block in blocks:
         for weight, point in zip(weights, block, strict=True):
@@ -157,30 +165,37 @@ def _mean(blocks: Sequence[Sequence[Point]], weights: Sequence[int]) -> list[tup
 
 
 def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interval:
-    """Σ w y with its interval; the variances of several machines add up (Satterthwaite)."""
+    """Return Σ w y with its interval; the variances of several machines add up (Satterthwaite)."""
     estimate = math.fsum(weight * point.value for weight, point in parts)
     spreads = dict.fromkeys(point.spread for _, point in parts)
     if not all(spread.freedom for spread in spreads):
         return Interval(estimate, None, None)
-    shares = {
-        one: math.fsum(w**2 / point.runs for w, point in parts if point.spread == one)
-        for one in spreads
+    share_by_spread = {
+        spread: math.fsum(w**2 / point.runs for w, point in parts if point.spread == spread)
+        for spread in spreads
     }
-    terms = [Term(spread.variance * share, spread.term.degrees) for spread, share in shares.items()]
-    scored = [(weight, point.rows) for weight, point in parts if point.rows is not None]
-    if scored:
-        over_rows = variance_over_rows(scored)
-        if over_rows is None:  # a single row does not show how rows differ
+    terms = [
+        Term(spread.variance * share, spread.term.degrees)
+        for spread, share in share_by_spread.items()
+    ]
+    scored_parts = [(weight, point.rows) for weight, point in parts if point.rows is not None]
+    if scored_parts:
+        over_rows = variance_over_rows(scored_parts)
+        if over_rows is None:  # A single row does not show how rows differ.
             return Interval(estimate, None, None)
         terms.append(over_rows)
-    total = combined(terms)
-    half = min(student_quantile(confidence, total.degrees) * math.sqrt(total.variance), MOST_LOG)
+    total_variance = combined(terms)
+    half = min(
+        student_quantile(confidence, total_variance.degrees) * math.sqrt(total_variance.variance),
+        MOST_LOG,
+    )
     return Interval(estimate, estimate - half, estimate + half)
 
 
 def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
-    """The points; where one has no repetition on its machine, with what a sum of effects leaves
-    unexplained and what is usual where that is known.
+    """Return the points with a spread, even if one has no repetition on its machine.
+
+    Then the spread comes from what a sum of effects leaves unexplained, and from what is usual.
     """
     if all(point.spread.repetitions for point in points):
         return points
@@ -191,19 +206,27 @@ def _with_noise(points: Sequence[Point]) -> Sequence[Point]:
     values = np.array([point.value for point in points])
     solution, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     degrees = len(points) - int(rank)
-    left = Spread(
+    unexplained = Spread(
         float(np.square(values - design @ solution).sum()) / max(degrees, 1), degrees, degrees
     )
     return [
-        replace(point, spread=left if point.usual is None else _beside(point.usual, left))
+        replace(
+            point,
+            spread=unexplained
+            if point.usual is None
+            else _combined_spread(point.usual, unexplained),
+        )
         for point in points
     ]
 
 
-def _beside(usual: Spread, left: Spread) -> Spread:
-    """What is usual, moderated by what a sum of effects leaves unexplained,
-    and no less than that.
+def _combined_spread(usual: Spread, unexplained: Spread) -> Spread:
+    """Combine the usual spread with what a sum of effects leaves unexplained.
+
+    The result is not below the latter.
     """
-    freedom = usual.freedom + left.freedom
-    moderated = (usual.freedom * usual.variance + left.freedom * left.variance) / freedom
-    return Spread(max(moderated, left.variance), freedom, left.repetitions)
+    freedom = usual.freedom + unexplained.freedom
+    moderated = (
+        usual.freedom * usual.variance + unexplained.freedom * unexplained.variance
+    ) / freedom
+    return Spread(max(moderated, unexplained.variance), freedom, unexplained.repetitions)

@@ -1,8 +1,8 @@
-"""Confidence intervals of proportions, means, differences and ratios, over few values.
+"""Confidence intervals of proportions, means, differences and ratios of a few values.
 
 A claim that compares several cells takes each interval at a confidence of 1 - 0.05 / cells
-(`bonferroni`), so that all of them together cover at 95 %. Of 20 separate 95 % intervals,
-one would be expected to miss.
+(`bonferroni`), so that all of them together cover at 95 %. Otherwise, one of 20 intervals at 95 %
+would be expected to miss.
 """
 
 import math
@@ -16,14 +16,14 @@ from multicard.measure.repeated_runs import CONFIDENCE, MOST_LOG, student_quanti
 from multicard.messages import Refusal
 from multicard.records import figures
 
-MOST_TIMES = 1000  # a ratio that is written out
+MAX_RATIO = 1000  # A larger ratio is written as ">1000x".
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its bounds, which are None where nothing shows how it scatters.
+    """An estimate with its bounds, which are None if nothing shows how it scatters.
 
-    basis: the samples behind the interval: "3 runs", "exact".
+    basis: what the interval is computed from: "3 runs", "exact".
     """
 
     estimate: float
@@ -32,19 +32,21 @@ class Interval:
     basis: str = ""
 
     @property
-    def is_told(self) -> bool:
-        """True if the bounds are known and leave out 0."""
+    def excludes_zero(self) -> bool:
+        """True if the bounds are known and exclude 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def mapped(self, unit: Callable[[float], float]) -> "Interval":
-        """The same interval in another unit; `unit` is an increasing function."""
+        """Return the interval in another unit; `unit` is an increasing function."""
         low, high = (None if bound is None else unit(bound) for bound in (self.low, self.high))
         return replace(self, estimate=unit(self.estimate), low=low, high=high)
 
 
 def text(name: str, interval: Interval) -> str:
-    """A figure for a person to read: "61.2 ± 0.4", "98.1% ± 0.2", "21.4 ± 0.3 kJ", or, where the
-    interval is wide, "61 (40 to 160)".
+    """Write a figure with its interval for a person.
+
+    For example "61.2 ± 0.4", "98.1% ± 0.2" or "21.4 ± 0.3 kJ". A wide interval is written as "61
+    (40 to 160)".
     """
     shown = figures.text(name, interval.estimate)
     low = interval.low
@@ -66,31 +68,33 @@ def text(name: str, interval: Interval) -> str:
     if not is_scaled or half >= 100 * scale.divisor:
         return f"{shown} ± {figures.text(name, half)}"
     short = f"{half / scale.divisor:{'.1f' if half >= scale.divisor else '.2g'}}"
-    digits = len(short.partition(".")[2])  # as many as the half has
+    digits = len(short.partition(".")[2])  # The estimate has as many digits as the half width.
     return f"{estimate / scale.divisor:,.{digits}f} ± {short} {scale.name}".rstrip()
 
 
 def times(ratio: float) -> str:
-    """A ratio as "1.33x" (near 1 as "1.004x"), or ">1000x"
-    beyond what an interval can be trusted to tell.
+    """Write a ratio as "1.33x", or as "1.004x" near 1.
+
+    A ratio that no interval supports is written as ">1000x".
     """
     digits = 3 if 0.0005 <= abs(ratio - 1) < 0.005 else 2 if ratio < 10 else 0
-    return f"{ratio:.{digits}f}x" if ratio < MOST_TIMES else f">{MOST_TIMES}x"
+    return f"{ratio:.{digits}f}x" if ratio < MAX_RATIO else f">{MAX_RATIO}x"
 
 
 def faster(ratio: float) -> str:
-    """A ratio of speeds: "1.33x faster", "1.10x slower"."""
+    """Write a ratio of speeds: "1.33x faster", "1.10x slower"."""
     return f"{times(max(ratio, 1 / ratio))} {'faster' if ratio >= 1 else 'slower'}"
 
 
 def bonferroni(count: int) -> float:
-    """The confidence of each of `count` intervals that together cover at 95 %."""
+    """Return the confidence of each of `count` intervals that cover at 95 % together."""
     return 1 - (1 - CONFIDENCE) / max(1, count)
 
 
 def wilson(right: int, count: int, confidence: float) -> Interval:
-    """Wilson's score interval of a proportion (Wilson 1927; Newcombe 1998, Stat. Med. 17:857,
-    method 3).
+    """Return Wilson's score interval of a proportion.
+
+    See Wilson 1927, and Newcombe 1998, Stat. Med. 17:857, method 3.
     """
     share = right / count
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
@@ -104,8 +108,9 @@ def wilson(right: int, count: int, confidence: float) -> Interval:
 def of_answers(
     accuracies: Sequence[float], samples: Sequence[float], confidence: float = CONFIDENCE
 ) -> Interval:
-    """The accuracy of some runs together, over all their answers;
-    without bounds where no image was tested.
+    """Return the accuracy of some runs over all their answers.
+
+    It has no bounds if no image was tested.
     """
     if not sum(samples):
         return Interval(math.fsum(accuracies) / len(accuracies), None, None)
@@ -114,10 +119,10 @@ def of_answers(
 
 
 def difference(first: Interval, second: Interval) -> Interval:
-    """first - second of two independent estimates, from the interval of each (Zou and Donner 2008,
-    Stat. Med. 27:1693).
+    """Return first - second of two independent estimates, from their intervals.
 
-    For two Wilson intervals this is Newcombe's method 10 (1998, Stat. Med. 17:873).
+    The method is of Zou and Donner (2008, Stat. Med. 27:1693). For two Wilson intervals it is
+    Newcombe's method 10 (1998, Stat. Med. 17:873).
     """
     estimate = first.estimate - second.estimate
     if first.low is None or first.high is None or second.low is None or second.high is None:
@@ -128,8 +133,10 @@ def difference(first: Interval, second: Interval) -> Interval:
 
 
 def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "") -> Interval:
-    """Student's interval of a mean, mean ± t s / √n; without bounds for a single value,
-    ValueError for none.
+    """Return Student's interval of a mean, mean ± t s / √n; a single value has no bounds.
+
+    Raises:
+        ValueError: there are no values.
     """
     if not values:
         raise ValueError("no value to take the mean of")
@@ -147,9 +154,12 @@ def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "
 def exact_ratio(
     top: Sequence[float], bottom: Sequence[float], confidence: float, basis: str
 ) -> Interval:
-    """mean(top) / mean(bottom) of figures that are counted, by Student's interval of its logarithm
-    (delta method); a side of one value has no scatter. Raises ValueError for a mean that is not
-    above 0.
+    """Return mean(top) / mean(bottom) of counted figures, with its interval.
+
+    It is Student's interval of the logarithm (delta method). A side of one value has no scatter.
+
+    Raises:
+        ValueError: a mean is not above 0.
     """
     sides = [np.asarray(side, dtype=float) for side in (top, bottom)]
     if min(side.mean() for side in sides) <= 0:

@@ -1,10 +1,10 @@
-"""The sweeper and the launchers, in the place where Hydra looks for plugins.
+"""Hydra plugins: the sweeper, the launchers, and a source of configurations.
 
-Cells run in this process, in parallel processes, or as jobs of SLURM. A config source offers
+Cells run in this process, in parallel processes, or as SLURM jobs. The config source offers
 `model=NAME` for each classifier of a library, as if each had a file.
 
-Hydra imports this file at every start. Therefore the work of the launchers is in `_batches`, which
-is only imported when a sweep is launched.
+Hydra looks for plugins here and imports this file at every start. Therefore, the work of the
+launchers is in `_batches`, which is imported only when a sweep is launched.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class CellLauncher(Launcher):
-    """Composes all cells of a batch, reuses records of earlier measurements, and measures the rest.
+    """Compose all cells of a batch, reuse earlier records, and measure the remaining cells.
 
     A bad cell does not stop the others, as it would with Hydra's own launcher.
 
     Args:
-        on_slurm: cells are jobs of SLURM, on nodes that this machine cannot inspect.
+        on_slurm: cells are SLURM jobs, on nodes that this machine cannot inspect.
         packs: each cell is a process with GPUs or cores of this machine to itself.
     """
 
     def __init__(self, on_slurm: bool, packs: bool, **_: Any) -> None:
-        """Take the options of a launcher. All others are read from each cell's configuration."""
+        """Take the options of a launcher. Each cell's configuration has all others."""
         self.on_slurm = on_slurm
         self.packs = packs
 
@@ -55,14 +55,14 @@ class CellLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Measure cells that another sweeper has made, in its order."""
+        """Measure cells in the order in which another sweeper made them."""
         from multicard.sweep.order import numbered_turns
 
         self.measure(numbered_turns(job_overrides, before=initial_job_idx))
         return []
 
     def measure(self, turns: "Sequence[Turn]") -> None:
-        """Measure a batch of cells, in their order."""
+        """Measure the cells of a batch in their order."""
         self.batches.launch(turns)
 
 
@@ -71,8 +71,8 @@ class CellSweeper(BasicSweeper):
 
     It does not validate every cell first, because the launchers compose all cells before the first
     one runs. Repetitions are the outermost axes: all cells are measured once, in a shuffled order,
-    before any is measured again. So slow changes of the machine affect all cells equally. With
-    `scale=smoke` the axes of an experiment shrink. `experiment=all` is one sweep over the cells of
+    before any cell is measured again. So slow changes of the machine affect all cells equally. With
+    `scale=smoke`, the axes of an experiment shrink. `experiment=all` is one sweep over the cells of
     every experiment of the entry.
     """
 
@@ -83,7 +83,7 @@ class CellSweeper(BasicSweeper):
         self.axes = dict(params or {})
 
     def sweep(self, arguments: list[str]) -> Any:
-        """Have the launcher measure all cells. Refuse impossible repetitions before that."""
+        """Let the launcher measure all cells. Refuse impossible repetitions before that."""
         assert self.config is not None and self.launcher is not None
         from multicard.messages import Refusal
         from multicard.ranks.failures import unwritable
@@ -117,7 +117,7 @@ class CellSweeper(BasicSweeper):
         return []
 
     def _cells(self, arguments: list[str]) -> list[list[str]]:
-        """Return the overrides of each cell, of all experiments if `experiment=all`."""
+        """Return the overrides of each cell. If `experiment=all`, include all experiments."""
         from multicard import workloads
         from multicard.sweep.axes import Axes
 

@@ -1,4 +1,4 @@
-"""The work of the launchers: measure batches of cells, or only check them."""
+"""Measure batches of cells, or only check them, for the launchers."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from multicard.sweep.until_sure import UntilSure
 
 
 class SweepBatches:
-    """The batches of one command, with the sweep's own configuration.
+    """The batches of one command, with the sweep's configuration.
 
     `CellLauncher` describes `on_slurm` and `packs`.
     """
@@ -46,7 +46,7 @@ class SweepBatches:
         self.cells: list[Cell] = []
 
     def launch(self, turns: Sequence[Turn]) -> None:
-        """Measure the cells of a batch, in their order."""
+        """Measure the cells of a batch in their order."""
         if self.command.abandoned:
             return  # An earlier batch of the sweep was interrupted.
         config = self.config
@@ -70,7 +70,7 @@ class SweepBatches:
     def measure_again(self) -> None:
         """Measure disturbed repetitions once more, after all batches have been measured.
 
-        A dry run of a measured sweep only says which ones.
+        A dry run of a measured sweep only names these repetitions.
         """
         if self.config.predict.enabled or any(cell.result is None for cell in self.cells):
             return
@@ -103,9 +103,9 @@ class SweepBatches:
     def _measure_batch(
         self, turns: Sequence[Turn], check: Callable[[list[Cell]], None] = lambda _: None
     ) -> Sweep:
-        """Measure cells, or say which cells would be measured, or what they would take.
+        """Measure the cells of a batch, or only plan or predict them.
 
-        `check` may refuse all of them before that.
+        `check` may refuse all cells before that.
         """
         config = self.config
         sweep = cells.compose(self.command, self.context, config, turns)
@@ -126,8 +126,8 @@ class SweepBatches:
         return sweep
 
     def _race(self, sweep: Sweep) -> None:
-        """Find the best of the cells and measure it, or say how a race would do so."""
-        from multicard.decide.race import command  # imports scipy
+        """Find the best of the cells and measure it. A dry run only says how."""
+        from multicard.decide.race import command  # This imports scipy, which takes a while.
 
         # The race itself says which cell is the best.
         self.command.conclude = lambda folders: Conclusion()
@@ -202,7 +202,7 @@ class SweepBatches:
         return cells.dry_run(sweep, groups, how, queued=len(queued))
 
     def _measure(self, sweep: Sweep) -> None:
-        """Measure the remaining cells. If that ends early, say which ones are left."""
+        """Measure the remaining cells. If that ends early, name the cells that are left."""
         sweep.record_refused()
         try:
             if self.streak.ends(sweep.left):  # Failures of earlier batches count too.
@@ -224,7 +224,7 @@ class SweepBatches:
             sweep.finish()
 
     def _measure_in_turn(self, sweep: Sweep) -> None:
-        """Measure the remaining cells in this process, one after the other."""
+        """Measure the remaining cells one after the other in this process."""
         sweep.say_start()
         pace = Pace(len(sweep.left), has_bar=sys.stderr.isatty())
         Drive(InProcess(self.command, self.context, sweep, pace), pace, self.streak).run()

@@ -1,4 +1,4 @@
-"""Estimates of runs: time, energy and memory. Everything that needs one calls `estimate`."""
+"""Estimates of a run's time, energy and memory. `estimate` is the one entry point."""
 
 import os
 import statistics
@@ -31,28 +31,32 @@ from multicard.estimate.observations import Basis, StepEstimate
 from multicard.estimate.roofline import Roofline
 from multicard.estimate.shared_rows import SharedRow
 from multicard.estimate.target import TargetMachine, targets
-from multicard.estimate.totals import Alike
+from multicard.estimate.totals import NearestRuns
 from multicard.llm import step_work
 from multicard.machine import devices, environment, gpu_models, load
 from multicard.messages import Message, say
 from multicard.records.rank_files import ModelSizes
 from multicard.records.schema_parts import AsBusy, PredictedInterval, Prediction
 
-START_SD = 0.3  # of the logarithm of the time from the command to training, between runs
+# Standard deviation, between runs, of the logarithm of the time from the command to training.
+START_SD = 0.3
 
 
 class Effort(IntEnum):
-    """Work that an estimate may do beside reading records and the sizes of data."""
+    """Work that an estimate may do in addition to reading records and the sizes of data."""
 
-    records = 0  # none: memory is known where it was computed before
-    gpus = 1  # computes the memory of runs on GPUs in a process of its own
-    all = 2  # also the memory of CPU ranks
+    records = 0  # No work: memory is known only if it was computed before.
+    gpus = 1  # Computes the memory of GPU runs in a separate process.
+    all = 2  # Computes the memory of CPU ranks too.
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate of a run on its target: `prediction` as the run's record has it, what nothing tells
-    is None; `start_s` are seconds from the command to training, by runs alike.
+    """An estimate of a run on its target.
+
+    Fields:
+        prediction: as the run's record stores it. Quantities that cannot be estimated are None.
+        start_s: seconds from the command to training, by similar runs.
     """
 
     config: RunConfig
@@ -62,7 +66,7 @@ class Estimate:
 
     @property
     def basis(self) -> Basis:
-        """The basis of the times."""
+        """The basis of the estimated times."""
         return Basis(self.prediction.basis)
 
 
@@ -73,54 +77,61 @@ def estimate(
     effort: Effort = Effort.records,
     git: Mapping[str, Any] | None = None,
 ) -> list[Estimate]:
-    """Estimates of runs, in the order of the configurations.
+    """Estimate runs, in the order of the configurations.
 
-    Tables of `predict=true`, `fit=`, `gpus=auto`, races, plans and the prediction in a record all
-    ask here, and believe the answer by its basis and marks.
+    The tables of `predict=true`, `fit=`, `gpus=auto`, races, plans and the prediction in a record
+    all call this function. They decide by an estimate's basis and marks how far to trust it.
 
     Args:
-        folder: of one of the runs, <root>/<sweep>/<run>: the sweeps beside it are the history
-            (`history.history_folders`). It need not exist.
-        where: the target of each (`target.targets`); None: this machine; `predict.gpu` is ignored.
-        effort: work beside reading records.
-        git: the code that will run, as `environment.git` describes it; None: this checkout.
+        folder: the folder of one of the runs, <root>/<sweep>/<run>. The sweeps next to it are the
+            history (`history.history_folders`). It need not exist.
+        where: the target of each run (`target.targets`). None means this machine, and
+            `predict.gpu` is ignored.
+        effort: the work to do in addition to reading records.
+        git: the code that will run, as `environment.git` describes it. None means this checkout.
     """
-    known = history.read(history.history_folders(folder.absolute()))
-    shared = shared_rows.read(folder.parent)
+    past_runs = history.read_runs(history.history_folders(folder.absolute()))
+    shared_steps = shared_rows.read_rows(folder.parent)
     commit = history.commit_of(git or environment.git())
     where = targets(configs, here=True) if where is None else where
     estimates = dict[int, Estimate]()
-    # for a second, where an estimate rests on runs beside others
-    watched = cache(load.busy_share_now)
+    # Measuring takes a second, so it happens only if an estimate rests on runs next to others.
+    measured_busy_share = cache(load.busy_share_now)
 
     def busy_now(target: TargetMachine) -> float | None:
-        return watched() if target in targets(configs, here=True) else None
+        return measured_busy_share() if target in targets(configs, here=True) else None
 
     for target in dict.fromkeys(where):
-        predictor = Predictor(target, known, commit, shared, busy_now)
-        places = [place for place, own in enumerate(where) if own == target]
-        own = [configs[place] for place in places]
-        for place, config, prediction in zip(
-            places, own, predictor.predict_all(own, effort), strict=True
+        predictor = Predictor(target, past_runs, commit, shared_steps, busy_now)
+        indices = [index for index, machine in enumerate(where) if machine == target]
+        target_configs = [configs[index] for index in indices]
+        for index, config, prediction in zip(
+            indices, target_configs, predictor.predict_all(target_configs, effort), strict=True
         ):
-            estimates[place] = Estimate(config, target, prediction, predictor.start_s(config))
-    return [estimates[place] for place in range(len(configs))]
+            estimates[index] = Estimate(config, target, prediction, predictor.start_s(config))
+    return [estimates[index] for index in range(len(configs))]
 
 
 def prediction(config: RunConfig, folder: Path, git: Mapping[str, Any] | None) -> Prediction | None:
-    """The record's `prediction` of a run in `folder`, on the code that `environment.git` describes;
-    None where nothing is known of it.
+    """Return the `prediction` for the record of a run in `folder`, or None if nothing is known.
+
+    Args:
+        git: the code that runs, as `environment.git` describes it.
     """
     with printing_errors():
-        if history.read(history.history_folders(folder)) or devices.visible_gpus():
-            found = estimate([config], folder, git=git)[0].prediction
-            return None if found.basis == Basis.unknown and found.memory_bytes is None else found
+        if history.read_runs(history.history_folders(folder)) or devices.visible_gpus():
+            predicted = estimate([config], folder, git=git)[0].prediction
+            return (
+                None
+                if predicted.basis == Basis.unknown and predicted.memory_bytes is None
+                else predicted
+            )
     return None
 
 
 @contextmanager
 def printing_errors() -> Iterator[None]:
-    """Print an error of an estimate instead of losing a run; with MULTICARD_STRICT raise it."""
+    """Print an error of an estimate instead of losing the run. With MULTICARD_STRICT, raise it."""
     try:
         yield
     except Exception as error:
@@ -132,9 +143,13 @@ def printing_errors() -> Iterator[None]:
 
 
 class Predictor:
-    """Predictions for one target, by a history and rows that others measured (`shared_rows.read`),
-    of runs on the code of a commit (`history.commit_of`). `busy_now` gives the share of a target's
-    cores that others have now.
+    """Predicts runs on one target.
+
+    Args:
+        runs: the history.
+        commit: the commit of the code that will run (`history.commit_of`).
+        shared: rows that others measured (`shared_rows.read_rows`).
+        busy_now: returns the share of a target's cores that other programs use now.
     """
 
     def __init__(
@@ -150,91 +165,95 @@ class Predictor:
         self.target = target
         self.runs = runs
         self.commit = commit
-        self._here = [run for run in runs if run.is_of(target.hardware, target.cores)]
+        self._target_runs = [run for run in runs if run.is_of(target.hardware, target.cores)]
 
     def predict_all(
         self, configs: Sequence[RunConfig], effort: Effort = Effort.all
     ) -> list[Prediction]:
-        """Predictions of runs, in the order of the configurations."""
+        """Predict runs, in the order of the configurations."""
         predictions = [self._times(config) for config in configs]
         on_gpu = self.target.device_type == "cuda"
         compute = effort is Effort.all or (effort is Effort.gpus and on_gpu)
         if compute or on_gpu:
-            here = [run for run in self.runs if run.is_of(self.target.hardware, None)]
-            peaks.add(predictions, configs, self.target, here, compute)
+            runs_on_target = [run for run in self.runs if run.is_of(self.target.hardware, None)]
+            peaks.add_peaks(predictions, configs, self.target, runs_on_target, compute)
         if on_gpu:
             pairs = zip(predictions, configs, strict=True)
             unknown = [pair for pair in pairs if pair[0].basis == Basis.unknown]
             self._bound_all(
-                [(one, config) for one, config in unknown if isinstance(config, LlmConfig)], compute
+                [
+                    (prediction, config)
+                    for prediction, config in unknown
+                    if isinstance(config, LlmConfig)
+                ],
+                compute,
             )
         return predictions
 
     def start_s(self, config: RunConfig) -> PredictedInterval | None:
-        """Seconds from the command to training, by the runs nearest to it;
-        None where no run tells.
-        """
+        """Return seconds from the command to training by the nearest runs, or None without any."""
         runs = [run for run in self._timed(config.kind) if not run.is_raced]
-        return Alike(history.setting(plain(config)), runs).interval(
+        return NearestRuns(history.setting(plain(config)), runs).interval(
             lambda run: run.record.startup_s, START_SD
         )
 
     def _times(self, config: RunConfig) -> Prediction:
         target = self.target
         kind = config.kind
-        own = history.setting(plain(config))
-        printed = (
+        setting = history.setting(plain(config))
+        published_steps = (
             published.observations(str(target.hardware)) if target.device_type == "cuda" else ()
         )
-        seen = [
+        step_observations = [
             *(run.observation for run in self._timed(kind, marked=True)),
             *self._shared,
-            *printed,
+            *published_steps,
         ]
-        estimated = steps.step(own, str(target.hardware), self.commit, seen)
+        estimated = steps.step(setting, str(target.hardware), self.commit, step_observations)
         if estimated is None:
-            return Prediction(Basis.unknown, about=self._why_unknown(kind, own))
-        here = self._timed(kind, marked=bool(estimated.marks))
-        alike = Alike(own, here)
+            return Prediction(Basis.unknown, about=self._why_unknown(kind, setting))
+        timed_runs = self._timed(kind, marked=bool(estimated.marks))
+        nearest_runs = NearestRuns(setting, timed_runs)
         step_s = estimated.interval
         prediction = Prediction(
             estimated.basis, estimated.runs, estimated.about, step_s, marks=estimated.marks
         )
-        if estimated.basis in (Basis.measured, Basis.probed) and not alike.of_this_cell():
-            sentence = f"{estimated.about}, of another length"
+        if estimated.basis in (Basis.measured, Basis.probed) and not nearest_runs.of_this_cell():
+            sentence = f"{estimated.about}, with another number of steps"
             prediction.basis = Basis.scaled
             prediction.about = Message("estimate.other-length", sentence, about=estimated.about)
         prediction.as_busy = self._as_busy(estimated)
-        length = self._length(prediction, config, alike, here)
+        length = self._length(prediction, config, nearest_runs, timed_runs)
         if length is None:
             return prediction
-        whole = Alike(own, [run for run in here if not run.is_raced])
-        prediction.total_s = totals.total_s(config, step_s, length, whole)
-        prediction.energy_joules = totals.energy_joules(prediction.total_s, config, whole)
+        unraced_runs = NearestRuns(setting, [run for run in timed_runs if not run.is_raced])
+        prediction.total_s = totals.total_s(config, step_s, length, unraced_runs)
+        prediction.energy_joules = totals.energy_joules(prediction.total_s, config, unraced_runs)
         if prediction.as_busy is not None:
             prediction.as_busy.total_s = totals.total_s(
-                config, prediction.as_busy.step_s, length, whole
+                config, prediction.as_busy.step_s, length, unraced_runs
             )
         return prediction
 
     def _bound_all(self, unknown: Sequence[tuple[Prediction, LlmConfig]], compute: bool) -> None:
-        """Give tuning runs of which nothing tells the times of a roofline."""
+        """Give tuning runs without any known cell the times of a roofline."""
         gpu = gpu_models.known(self.target.hardware or "")
-        asked = [
+        boundable = [
             (prediction, config)
             for prediction, config in unknown
             if gpu is not None and not config.oversubscribe
         ]
-        models = peaks.folder_sizes([config for _, config in asked], self.target, compute)
-        for (prediction, config), model in zip(asked, models, strict=True):
+        models = peaks.folder_sizes([config for _, config in boundable], self.target, compute)
+        for (prediction, config), model in zip(boundable, models, strict=True):
             self._bound(prediction, config, model)
 
     def _bound(self, prediction: Prediction, config: LlmConfig, model: ModelSizes | None) -> None:
-        """Write the times of a roofline into a prediction,
-        where the model's sizes are known; no energy.
+        """Write the times of a roofline into a prediction if the model's sizes are known.
+
+        A roofline gives no energy.
 
         Args:
-            model: the sizes of a folder's model; None where they were not counted.
+            model: the sizes of a folder's model, or None if they were not counted.
         """
         gpu = gpu_models.known(self.target.hardware or "")
         size = facts.sizes(config)
@@ -242,11 +261,11 @@ class Predictor:
             return
         if model is None and not isinstance(config.model, HfConfig):
             model = step_work.sizes_of_decoder(config, size.vocabulary)
-        found = None if model is None else roofline.step(config, gpu, size, model)
-        if not isinstance(found, Roofline):
-            reason = found or Message(
+        bound = None if model is None else roofline.step(config, gpu, size, model)
+        if not isinstance(bound, Roofline):
+            reason = bound or Message(
                 "roofline.no-sizes",
-                "the work of a token of this model is not counted, as of a mixture of experts",
+                "this model's operations per token are not counted (as in mixtures of experts)",
             )
             sentence = f"{prediction.about}; no roofline: {reason}"
             prediction.about = Message(
@@ -254,34 +273,43 @@ class Predictor:
             )
             return
         prediction.basis = Basis.roofline
-        prediction.about = found.about(gpu)
-        prediction.step_s = found.step_s
-        own = history.setting(plain(config))
-        here = self._timed(config.kind)
-        length = self._length(prediction, config, Alike(own, here), here)
+        prediction.about = bound.about(gpu)
+        prediction.step_s = bound.step_s
+        setting = history.setting(plain(config))
+        timed_runs = self._timed(config.kind)
+        length = self._length(prediction, config, NearestRuns(setting, timed_runs), timed_runs)
         if length is not None:
-            prediction.total_s = totals.total_s(config, found.step_s, length, Alike(own, []))
+            prediction.total_s = totals.total_s(
+                config, bound.step_s, length, NearestRuns(setting, [])
+            )
 
     def _length(
-        self, prediction: Prediction, config: RunConfig, alike: Alike, here: Sequence[PastRun]
+        self,
+        prediction: Prediction,
+        config: RunConfig,
+        nearest_runs: NearestRuns,
+        timed_runs: Sequence[PastRun],
     ) -> totals.Length | None:
-        """The length of an epoch of the run; what limits its total is said in the prediction."""
-        length = totals.length(config, alike, here)
+        """Return the length of the run's epoch. Note in the prediction what limits its total."""
+        length = totals.epoch_length(config, nearest_runs, timed_runs)
         if length is None:
-            reason = _uncounted(config.kind)
+            reason = _unknown_steps_reason(config.kind)
             sentence = f"{prediction.about}; {reason}, so no total"
             prediction.about = Message(
                 "estimate.no-total", sentence, about=prediction.about, reason=reason
             )
         elif getattr(config, "stop_at_target", False):
             sentence = (
-                f"{prediction.about}; the total is of all epochs, and the run stops at its target"
+                f"{prediction.about}; the total is for all epochs, and the run stops at its target"
             )
             prediction.about = Message("estimate.stops-at-target", sentence, about=prediction.about)
         return length
 
     def _as_busy(self, estimated: StepEstimate) -> AsBusy | None:
-        """The step if others stay as busy; None where they are not as busy now, or nobody knows."""
+        """Return the step if other programs stay as busy as during the runs behind the estimate.
+
+        None if they are not as busy now, or if their load is not known.
+        """
         step_s = estimated.as_busy
         if step_s is None:
             return None
@@ -292,15 +320,19 @@ class Predictor:
         return AsBusy(during, step_s)
 
     def _timed(self, kind: str, marked: bool = False) -> list[PastRun]:
-        """Runs of a workload on the target that tell about time: those without marks,
-        or marked ones too.
+        """Return a workload's runs on the target whose times are usable.
+
+        Args:
+            marked: True to include runs with marks.
         """
-        runs = [run for run in self._here if run.record.kind == kind and run.left_out is None]
+        runs = [
+            run for run in self._target_runs if run.record.kind == kind and run.left_out is None
+        ]
         return runs if marked else [run for run in runs if not run.marks]
 
-    def _why_unknown(self, kind: str, own: dict[str, str]) -> str:
-        """The reason for an unknown time, with the runs of the cell that tell nothing about it."""
-        axes = observations.axes(own)
+    def _why_unknown(self, kind: str, setting: dict[str, str]) -> str:
+        """Return why the time is unknown, with the runs of the cell that cannot give it."""
+        axes = observations.axes(setting)
         runs = [run for run in self.runs if run.record.kind == kind and run.has_steps_of(axes)]
         reasons = Counter(
             run.left_out or f"measured on {run.hardware}, {run.cores}" for run in runs
@@ -316,10 +348,10 @@ class Predictor:
         )
 
 
-def _uncounted(kind: str) -> Message:
-    """Why the steps of a run are not known."""
+def _unknown_steps_reason(kind: str) -> Message:
+    """Return why the number of a run's steps is not known."""
     if kind == "script":
-        remedy = "a run or a probe to its end tells, or `steps=NUMBER`"
+        remedy = "a run or a probe to its end shows it, or `steps=NUMBER`"
         return Message(
             "estimate.uncounted", f"its number of steps is not known ({remedy})", key="steps"
         )

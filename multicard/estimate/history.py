@@ -1,4 +1,4 @@
-"""Finished runs of a machine: their records, and the figures of them that tell of other runs."""
+"""Finished runs of a machine: their records, and the figures that help to predict other runs."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,19 +24,20 @@ from multicard.records import limits, run_folder
 from multicard.records.limits import Forbids
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 
-ROOT = "multirun"  # a folder of this name holds sweeps that teach one another
-PUBLISHED = "published"  # within it, records of other machines
-MOST_RUNS = 2000  # the newest, that are read
+ROOT = "multirun"  # Sweeps in a folder of this name learn from one another.
+PUBLISHED = "published"  # A folder within it, with records of other machines.
+MOST_RUNS = 2000  # Only the newest runs are read.
 FINISHED = ("ok", "oom", "diverged")
 DECODER = msgspec.json.Decoder(AnyRecord)
-UNKNOWN_ERROR = 0.05  # relative standard error of a mean without a known spread
-DRIFTING_ERROR = 0.25  # of a probe that drifted, or had too few steps to know its error
-NORMAL_95 = 1.96  # half of a 95 % interval in standard errors
+UNKNOWN_ERROR = 0.05  # Relative standard error of a mean without a known spread.
+# The same for a probe that drifted, or that had too few steps to know its error.
+DRIFTING_ERROR = 0.25
+NORMAL_95 = 1.96  # Half of a 95 % interval in standard errors.
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """A finished run, probes included."""
+    """A finished run or probe."""
 
     record: AnyRecord
 
@@ -46,12 +47,13 @@ class PastRun:
 
     @cached_property
     def axes(self) -> tuple[tuple[str, str], ...]:
-        """The part of the setting on which a step depends, sorted."""
+        """The part of the setting that affects a step's time, sorted."""
         return tuple(sorted(observations.axes(self.setting).items()))
 
     def has_steps_of(self, axes: Mapping[str, str]) -> bool:
-        """True where its steps are those of a setting;
-        keys that came after the run do not count.
+        """True if the run's steps are those of a setting.
+
+        Keys that were introduced after the run do not count.
         """
         return not observations.differences(dict(self.axes), axes)
 
@@ -65,8 +67,9 @@ class PastRun:
 
     @property
     def is_raced(self) -> bool:
-        """True for a cell of a race. Its steps alone are comparable: it evaluates one batch at
-        most, loads ahead while it pauses, and starts beside others.
+        """True for a cell of a race. Only its steps are comparable.
+
+        It evaluates at most one batch, loads ahead while it pauses, and starts next to others.
         """
         return self.record.probe is not None and self.record.probe.ended_by == "race"
 
@@ -76,28 +79,27 @@ class PastRun:
 
     @cached_property
     def marks(self) -> str:
-        """The signs of what limits its figures; such runs count where none without tells."""
+        """The signs of what limits its figures. Marked runs count only if no unmarked run helps."""
         return limits.brief_signs(self.record)
 
     @cached_property
     def left_out(self) -> str | None:
-        """The reason for which the run tells nothing about time; None where it does,
-        even in a marked estimate.
-        """
+        """Why the times are unusable, or None if they serve, at least for a marked estimate."""
         record = self.record
         if record.status != "ok":
             return {"oom": "ran out of memory"}.get(record.status, record.status)
-        untold = limits.forbidding(limits.of(record), Forbids.prediction, Forbids.verdict)
-        if untold:
-            return untold[0].says
+        obstacles = limits.forbidding(limits.of(record), Forbids.prediction, Forbids.verdict)
+        if obstacles:
+            return obstacles[0].says
         if self.step_s is None or (_positive(record.total_s) is None and not self.is_probe):
             return "no times"
         return None
 
     @cached_property
     def step_s(self) -> float | None:
-        """The mean step, by the definition of today;
-        older records of several ranks have another.
+        """The mean step by the current definition, or None.
+
+        Older records of several ranks use another definition.
         """
         if self.record.probe is not None:
             return _positive(self.record.probe.step_s)
@@ -109,7 +111,7 @@ class PastRun:
 
     @property
     def step_error(self) -> float:
-        """Relative standard error of `step_s`, by the steps of the run."""
+        """Relative standard error of `step_s`, by the steps within the run."""
         probe = self.record.probe
         steps = self.record.steps
         if probe is not None:
@@ -120,8 +122,9 @@ class PastRun:
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak of torch's allocator in the rank that held most; None of CPU ranks,
-        whose figure is another.
+        """The largest peak of torch's allocator over the ranks.
+
+        None for CPU ranks: their figure has another meaning.
         """
         peak = self.record.peak_memory_bytes
         return peak.max or None if peak is not None and peak.kind == "cuda_allocated" else None
@@ -132,22 +135,23 @@ class PastRun:
         return cores_in_words(self.record.cores, _count(self.record.axes.get("gpus")), in_job)
 
     def is_of(self, hardware: str | None, cores: str | None) -> bool:
-        """True for a run on this hardware, with as many cores where these count."""
+        """True for a run on this hardware, with the same cores unless `cores` is None."""
         return self.hardware == hardware is not None and (cores is None or self.cores == cores)
 
     @cached_property
     def observation(self) -> StepObservation:
-        """The run's mean step, where `left_out` is None."""
+        """The run's mean step. Only valid if `left_out` is None."""
         commit = commit_of({"commit": self.record.commit, "changes": self.record.changes})
         step_s = self.step_s or math.nan
         basis = Basis.probed if self.is_probe else Basis.measured
-        told = self.setting, step_s, self.step_error, str(self.hardware), basis, commit, self.marks
-        return StepObservation(*told, limits.busy_share(self.record))
+        values = self.setting, step_s, self.step_error, str(self.hardware), basis, commit
+        return StepObservation(*values, self.marks, limits.busy_share(self.record))
 
 
 def history_folders(folder: Path) -> list[Path]:
-    """The sweeps whose records count for a run in `folder`: all in a root named `multirun`,
-    else its own sweep.
+    """Return the sweeps whose records count for a run in `folder`.
+
+    In a root named `multirun` these are all its sweeps, elsewhere only the run's sweep.
     """
     root = folder.parent.parent
     if root.name != ROOT:
@@ -162,38 +166,42 @@ def history_folders(folder: Path) -> list[Path]:
     return []
 
 
-def read(folders: Sequence[Path]) -> list[PastRun]:
-    """The newest MOST_RUNS finished runs in these sweeps' folders, the newest last;
-    unreadable records are left out.
+def read_runs(folders: Sequence[Path]) -> list[PastRun]:
+    """Return the newest MOST_RUNS finished runs of some sweeps, the newest last.
+
+    Unreadable records are skipped.
     """
-    files = nlargest(MOST_RUNS, chain.from_iterable(map(_results, folders)))
+    files = nlargest(MOST_RUNS, chain.from_iterable(map(_result_files, folders)))
     return [run for file in reversed(files) if (run := _run(*file)) is not None]
 
 
 def setting(config: Mapping[str, Any]) -> dict[str, str]:
-    """The settings of `comparable.measured_settings` ("group.key" to JSON text), several times as
-    fast. Keys that came after the run have the value by which it behaved.
+    """Return the settings of `comparable.measured_settings` ("group.key" to JSON text), but faster.
+
+    Keys that were introduced after the run get the value by which the run behaved.
     """
-    beside = schema.beside()
-    measured = flat({key: value for key, value in config.items() if key not in beside})
-    for key, came_after in schema.since().items():
-        for before, value in came_after:
-            came = flat({key: value}) if value else {key: value}  # a group came with its keys
-            if before in measured and not came.keys() & measured.keys():
-                measured |= came
-    return {key: msgspec.json.encode(value).decode() for key, value in measured.items()}
+    unmeasured_groups = schema.beside()
+    settings = flat({key: value for key, value in config.items() if key not in unmeasured_groups})
+    for key, later_values in schema.since().items():
+        for before, value in later_values:
+            # A group was introduced together with its keys.
+            later_settings = flat({key: value}) if value else {key: value}
+            if before in settings and not later_settings.keys() & settings.keys():
+                settings |= later_settings
+    return {key: msgspec.json.encode(value).decode() for key, value in settings.items()}
 
 
 def commit_of(git: Mapping[str, Any] | None) -> str | None:
-    """The commit, with the digits of what was changed beside it; None where there is none."""
+    """Return the commit, with a digest of uncommitted changes, or None if there is no commit."""
     commit = (git or {}).get("commit")
     changes = (git or {}).get("changes")
     return f"{commit}+{changes}" if commit and changes else commit
 
 
-def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
-    """Time of writing, path and inode of each record of a sweep;
-    hidden folders hold discarded ones.
+def _result_files(folder: Path) -> Iterator[tuple[int, str, int]]:
+    """Yield time of writing, path and inode of each record of a sweep.
+
+    Hidden folders hold discarded records.
     """
     with suppress(OSError), scandir(folder) as entries:
         for entry in entries:
@@ -206,8 +214,9 @@ def _results(folder: Path) -> Iterator[tuple[int, str, int]]:
 
 @lru_cache(maxsize=2 * MOST_RUNS)
 def _run(modified_ns: int, path: str, inode: int) -> PastRun | None:
-    """The run of a record, read once for each state of its file; None where it did not finish,
-    cannot be read, or is of a newer version.
+    """Return the run of a record, or None if it is unfinished, unreadable or of a newer version.
+
+    The cache reads a file once for each of its states: `modified_ns` and `inode` are its keys.
     """
     del modified_ns, inode
     with suppress(OSError, ValueError, RecursionError):

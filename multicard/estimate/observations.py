@@ -1,4 +1,7 @@
-"""Measured and printed steps, and the cells that they are of."""
+"""Measured and published step times, grouped into cells.
+
+A cell is one setting on one machine. Several runs of a cell give one `StepEstimate`.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,23 +18,25 @@ from multicard.records.comparable import DOUBTFUL
 from multicard.records.limits import LOADED
 from multicard.records.schema_parts import PredictedInterval, Prediction
 
-DATASET = "dataset.name"  # the one group whose other keys say more than its name
+DATASET = "dataset.name"  # The only group whose other keys say more than its name.
 GPUS = "gpus"
-ARGUMENTS = "args"  # the group of a script's arguments, of which a run has those that were given
-# Standard deviations of the logarithm of a step
-CPU_SD = 0.08  # between runs on CPU ranks, before any was repeated: others share their machine
-PROBE_SD = 0.03  # of a whole run over its probe
-COMMIT_SD = 0.03  # of one commit over another
-PRINTED_SD = 0.10  # of a node here over another's with the same GPUs
-MARKED_SD = 0.30  # of a run that others slowed over a run alone, at least
-MOST_BUSY = 0.95  # of a run's cores, for others: a run got some of them to train at all
-# between runs beside others that are as busy (pooled, 0.23 of one setting, 0.18 of eight others)
+ARGUMENTS = "args"  # The group of a script's arguments. A run has only the arguments it was given.
+# The standard deviations below are of the logarithm of a step.
+# Between runs on CPU ranks, before any was repeated. They vary more: others share the machine.
+CPU_SD = 0.08
+PROBE_SD = 0.03  # Between a probe and its full run.
+COMMIT_SD = 0.03  # Between two commits.
+PRINTED_SD = 0.10  # Between a node here and another node with the same GPUs.
+MARKED_SD = 0.30  # Between a run that others slowed and a run alone, at the least.
+# The largest share of a run's cores that others can have: the run got some cores to train at all.
+MOST_BUSY = 0.95
+# Between runs next to others that are equally busy. Pooled: 0.23 in one setting, 0.18 in eight.
 BUSY_SD = 0.21
-SAME_LOAD = 0.15  # of the cores, by which loads may differ that count as the same
-# to either side of a step beside others that stay as busy; with more it tells nothing of use
-MOST_TIMES = 2.0
-NORMAL_90 = 1.645  # half of a 90 % interval in standard deviations
-# What a mark means behind the basis of an estimate; any other, what it says of a run
+SAME_LOAD = 0.15  # Loads that differ by up to this share of the cores count as equal.
+# An interval that reaches further from a step next to equally busy others is of no use.
+MOST_BUSY_RATIO = 2.0
+NORMAL_90 = 1.645  # Half of a 90 % interval in standard deviations.
+# The meaning of a mark on the basis of an estimate. Other marks mean the same as on a run.
 MARKS = {
     limits.LOADED.sign: Message(
         "predict.loaded", "other programs kept its cores busy in all runs behind the estimate"
@@ -43,41 +48,40 @@ MARKS = {
         "predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"
     ),
 }
-Cell = tuple[str, frozenset[tuple[str, str]]]  # a machine, and a setting
+Cell = tuple[str, frozenset[tuple[str, str]]]  # A machine and a setting.
 
 
 class Basis(StrEnum):
-    """Basis of an estimated quantity, best first: the order is its rank."""
+    """The basis of an estimated quantity, in order of trust: the best comes first."""
 
-    measured = "measured"  # runs of the same cell
-    probed = "probed"  # probes of the same cell
-    scaled = "scaled"  # other cells of this machine
-    published = "published"  # printed figures
-    computed = "computed"  # memory, by a step without values
-    roofline = "roofline"  # a bound by the GPU's published rates: nothing was measured
+    measured = "measured"  # Runs of the same cell.
+    probed = "probed"  # Probes of the same cell.
+    scaled = "scaled"  # Other cells of this machine.
+    published = "published"  # Figures that others published.
+    computed = "computed"  # For memory: a simulated step with tensors that hold no values.
+    roofline = "roofline"  # A bound by the GPU's published rates, without any measurement.
     unknown = "unknown"
 
     @property
     def is_own(self) -> bool:
-        """True where the figures are of this machine."""
+        """True if the figures were measured on this machine."""
         return self in (Basis.measured, Basis.probed, Basis.scaled)
 
     @property
     def is_measured(self) -> bool:
-        """True where somebody measured what the figures rest on.
-        Nothing is chosen by others alone.
-        """
+        """True if somebody measured the figures behind it. Choices need such a basis."""
         return self not in (Basis.roofline, Basis.unknown)
 
     @property
     def words(self) -> str:
-        """The basis as tables have it."""
+        """The basis as tables show it."""
         return "not measured (roofline)" if self is Basis.roofline else str(self)
 
     @staticmethod
     def of_memory(prediction: Prediction) -> "Basis":
-        """The basis of a prediction's memory, which may differ from
-        that of its times: the first word names it.
+        """Return the basis of a prediction's memory, by the first word of `memory_basis`.
+
+        It may differ from the basis of the times.
         """
         first = prediction.memory_basis.partition(" ")[0]
         return Basis.measured if Basis.measured in first else Basis.computed
@@ -85,15 +89,17 @@ class Basis(StrEnum):
 
 @dataclass(frozen=True)
 class StepObservation:
-    """The mean step of one run, or a figure that others printed
-    of the same GPU (basis published, no commit).
+    """The mean step of one run, or a published figure for the same GPU.
 
-    setting: "group.key" to JSON text (`history.setting`); a printed figure has only the keys that
-    its source names.
-    error: relative standard error of `step_s`, by the steps within the run. marks: of the run
-    (`PastRun.marks`).
-    machine: the hardware; of a printed figure its node's name.
-    busy: share of the run's cores that others had.
+    A published figure has the basis `published` and no commit.
+
+    Fields:
+        setting: "group.key" to JSON text (`history.setting`). A published figure has only the keys
+            that its source names.
+        error: relative standard error of `step_s`, by the steps within the run.
+        machine: the hardware, or the node's name for a published figure.
+        marks: the run's marks (`PastRun.marks`).
+        busy: share of the run's cores that other programs used.
     """
 
     setting: Mapping[str, str]
@@ -107,23 +113,29 @@ class StepObservation:
 
     @property
     def slowed_sd(self) -> float:
-        """Standard deviation of the logarithm of its step over that of a run alone. With all of its
-        cores a run takes 1 - busy of the step at the least, which the 90 % interval holds.
+        """Standard deviation of log(step / step of a run alone).
+
+        With all of its cores, a run would take at least 1 - busy of the step. The 90 % interval
+        includes this bound.
         """
-        most = -math.log1p(-min(self.busy, MOST_BUSY)) / NORMAL_90
-        return max(MARKED_SD, most) if self.marks else 0.0
+        most_slowed = -math.log1p(-min(self.busy, MOST_BUSY)) / NORMAL_90
+        return max(MARKED_SD, most_slowed) if self.marks else 0.0
 
 
 @dataclass(frozen=True)
 class StepEstimate:
-    """The step of a cell: as its runs have it, or as it follows from other cells.
+    """The step of a cell, measured by its runs or derived from other cells.
 
-    variance: of log_s, for a new run of the cell. below, above: additional reach of the 90 %
-    interval to either side, on the scale of log_s. basis: published where a printed figure is part
-    of it.
-    runs: observations behind it; about: the basis in words; marks: of those runs.
-    busy: the least and the most of their cores that others had, as shares. slowed: the part of the
-    variance that a new run does not have beside others that are as busy as during those runs.
+    Fields:
+        log_s: natural logarithm of the step in seconds.
+        variance: of log_s, for a new run of the cell.
+        basis: `published` if a published figure contributed.
+        runs: number of observations behind it.
+        about: the basis in words.
+        below, above: additional reach of the 90 % interval on each side, on the scale of log_s.
+        marks: the marks of the runs behind it.
+        busy: the least and the largest share of the cores that others used during those runs.
+        slowed: the part of the variance that vanishes if others stay as busy as during those runs.
     """
 
     setting: Mapping[str, str]
@@ -149,46 +161,47 @@ class StepEstimate:
 
     @property
     def sides(self) -> tuple[float, float]:
-        """Both sides of the 90 % interval around log_s."""
+        """The distances from log_s to the two ends of the 90 % interval."""
         half = NORMAL_90 * math.sqrt(self.variance)
         return math.hypot(half, self.below), math.hypot(half, self.above)
 
     @property
     def interval(self) -> PredictedInterval:
-        """Seconds, with their 90 % interval."""
+        """The step in seconds with its 90 % interval."""
         return self._interval(*self.sides)
 
     @property
     def as_busy(self) -> PredictedInterval | None:
-        """Seconds with their 90 % interval if others stay as busy as during the runs behind it.
-        None where nobody was busy, where others were busier in some of the runs than in others,
-        and where it is too wide to be of use.
+        """The step with its 90 % interval if others stay as busy as during the runs behind it.
+
+        None if nobody was busy, if the runs saw different loads, or if the interval is too wide to
+        be of use.
         """
         least, most = self.busy
         is_loaded = LOADED.sign in self.marks and not {*self.marks} - {LOADED.sign, DOUBTFUL}
         if not is_loaded or self.slowed <= 0 or most - least > SAME_LOAD:
             return None
-        alike = replace(self, variance=max(self.variance - self.slowed, 0.0))
-        if max(alike.sides) > math.log(MOST_TIMES):
+        equally_busy = replace(self, variance=max(self.variance - self.slowed, 0.0))
+        if max(equally_busy.sides) > math.log(MOST_BUSY_RATIO):
             return None
-        return alike.interval
+        return equally_busy.interval
 
     def _interval(self, below: float, above: float) -> PredictedInterval:
         return PredictedInterval(*(math.exp(self.log_s + side) for side in (0.0, -below, above)))
 
 
 def axes(setting: Mapping[str, str]) -> dict[str, str]:
-    """The keys of a setting on which a step depends."""
+    """Return the keys of a setting that affect a step's time."""
     without_effect = schema.without(Role.speed)
     return {key: value for key, value in setting.items() if key not in without_effect}
 
 
 def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
-    """The axes of `known` in which `wanted` differs, sorted; `wanted` may have more keys,
-    but for a script's arguments.
+    """Return the axes of `known` whose value differs in `wanted`, sorted.
 
-    Another option of a group counts once, by its name: that `loader=batched` has no
-    `loader.prefetch_factor` is no further difference.
+    `wanted` may have more keys, except for a script's arguments. If a group has another option,
+    it counts once, by its name: `loader=batched` has no `loader.prefetch_factor`, which is no
+    further difference.
     """
     differ = {key for key, value in known.items() if wanted.get(key) != value}
     differ |= {key for key in wanted.keys() - known.keys() if _group(key) == ARGUMENTS}
@@ -197,7 +210,7 @@ def differences(known: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[st
 
 
 def without(setting: Mapping[str, str], axis: str) -> frozenset[tuple[str, str]]:
-    """A setting without an axis, and without its group where the axis is the group's name."""
+    """Return a setting without an axis. If the axis is a group's name, drop the whole group."""
     group = _group(axis) if _names_group(axis) else None
     return frozenset(
         (key, value) for key, value in setting.items() if key != axis and _group(key) != group
@@ -215,70 +228,79 @@ def _names_group(key: str) -> bool:
 def cells(
     observations: Iterable[StepObservation], commit: str | None, run_sd: float
 ) -> list[StepEstimate]:
-    """Each cell with the mean over its runs of the commit, else its probes of the commit, else its
-    runs, its probes; marked ones count where there are no others. Before any run was repeated,
-    `run_sd` is the standard deviation of the logarithm of a step between runs.
+    """Group observations into cells, each with the mean of its most trusted observations.
+
+    The order of trust is: runs of the commit, probes of the commit, other runs, other probes.
+    Marked observations count only if a cell has no others.
+
+    Args:
+        run_sd: standard deviation of the logarithm of a step between runs, as long as no run was
+            repeated.
     """
     groups: dict[Cell, list[StepObservation]] = {}
-    for seen in observations:
-        groups.setdefault((seen.machine, frozenset(axes(seen.setting).items())), []).append(seen)
-    alone = Noise.learnt(map(_runs, groups.values()), run_sd)
-    beside = Noise.learnt(map(_busy_runs, groups.values()), BUSY_SD)
+    for observation in observations:
+        groups.setdefault(
+            (observation.machine, frozenset(axes(observation.setting).items())), []
+        ).append(observation)
+    noise_alone = Noise.learnt(map(_log_steps, groups.values()), run_sd)
+    noise_beside_others = Noise.learnt(map(_busy_log_steps, groups.values()), BUSY_SD)
     estimates = []
     for group in groups.values():
-        run_variance = _of_a_new_run(alone, _runs(group))
-        busy_variance = _of_a_new_run(beside, _busy_runs(group))
+        run_variance = _new_run_variance(noise_alone, _log_steps(group))
+        busy_variance = _new_run_variance(noise_beside_others, _busy_log_steps(group))
         estimates.append(_cell(group, commit, run_variance, busy_variance))
     return estimates
 
 
-def _runs(group: Sequence[StepObservation]) -> Values:
-    """The runs of a cell, by which runs differ: those without marks, where there are any."""
-    runs = [seen for seen in group if seen.basis is Basis.measured]
-    return _logarithms([seen for seen in runs if not seen.marks] or runs)
+def _log_steps(group: Sequence[StepObservation]) -> Values:
+    """Return the log steps of a cell's runs: of those without marks, if there are any."""
+    runs = [observation for observation in group if observation.basis is Basis.measured]
+    return _logarithms([observation for observation in runs if not observation.marks] or runs)
 
 
-def _busy_runs(group: Sequence[StepObservation]) -> Values:
-    """The runs of a cell beside others that kept its cores busy."""
+def _busy_log_steps(group: Sequence[StepObservation]) -> Values:
+    """Return the log steps of a cell's runs during which others kept its cores busy."""
     return _logarithms(
-        [seen for seen in group if seen.basis is Basis.measured and LOADED.sign in seen.marks]
+        [
+            observation
+            for observation in group
+            if observation.basis is Basis.measured and LOADED.sign in observation.marks
+        ]
     )
 
 
 def _logarithms(runs: Sequence[StepObservation]) -> Values:
-    return [(math.log(seen.step_s), seen.error**2) for seen in runs]
+    return [(math.log(observation.step_s), observation.error**2) for observation in runs]
 
 
-def _of_a_new_run(learnt: Noise, runs: Values) -> float:
-    """The variance of a new run of a cell.
+def _new_run_variance(noise: Noise, runs: Values) -> float:
+    """Return the variance of a new run of a cell.
 
-    Learnt from few repetitions, it is itself unsure. So it is larger by as much as the quantile of
-    Student's t exceeds the normal one, by which intervals are made of it. One or two cells that
-    were repeated add their degrees of freedom to those of what is known of their kind of machine.
+    A variance learned from few repetitions is itself uncertain. It is therefore scaled up by the
+    squared ratio of Student's t quantile to the normal quantile from which intervals are made. If
+    only one or two cells were repeated, their degrees of freedom add to the prior's.
     """
-    spread = learnt.of(runs)
+    spread = noise.of(runs)
     if not spread.repetitions:
         return spread.variance
-    degrees = PRIOR_FREEDOM + spread.repetitions if learnt.has_equal_variances else spread.freedom
+    degrees = PRIOR_FREEDOM + spread.repetitions if noise.has_equal_variances else spread.freedom
     return spread.variance * (student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 
 def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
-    """The least and the most of their cores that others had
-    during the runs behind several estimates.
-    """
+    """Return the least and the largest share of the cores that others used, over all estimates."""
     shares = []
-    for each in estimates:
-        shares.extend(each.busy)
+    for estimate in estimates:
+        shares.extend(estimate.busy)
     return min(shares), max(shares)
 
 
 def is_about_as_busy(now: float, during: float) -> bool:
-    """True where others that have `now` of the cores while no
-    run trains would have about `during` beside one.
+    """True if a load of `now` without a run would be about `during` next to a run.
 
-    Shares are of all cores. A run of few processes leaves others what they have; one that wants all
-    cores shares them with each process of the others in turn, so that they keep now / (1 + now).
+    Both are shares of all cores that other programs use. A run with few processes leaves others
+    their cores. A run that wants all cores shares each with the others in turn, so that they keep
+    now / (1 + now).
     """
     return now / (1 + now) - SAME_LOAD <= during <= now + SAME_LOAD
 
@@ -286,34 +308,41 @@ def is_about_as_busy(now: float, during: float) -> bool:
 def _cell(
     group: Sequence[StepObservation], commit: str | None, run_variance: float, busy_variance: float
 ) -> StepEstimate:
-    group = [seen for seen in group if not seen.marks] or group
-    runs = [seen for seen in group if seen.basis is not Basis.probed]
-    fresh_runs, fresh = (
-        [seen for seen in members if seen.commit == commit] for members in (runs, group)
+    group = [observation for observation in group if not observation.marks] or group
+    runs = [observation for observation in group if observation.basis is not Basis.probed]
+    commit_runs, commit_observations = (
+        [observation for observation in members if observation.commit == commit]
+        for members in (runs, group)
     )
-    here = fresh_runs or fresh or runs or list(group)
-    first = here[0]
-    count = len(here)
-    marks = joined(seen.marks for seen in here)
-    printed = first.basis is Basis.published
-    elsewhere = not printed and first.commit != commit
-    variance = run_variance * (1 + 1 / count) + math.fsum(seen.error**2 for seen in here) / count**2
+    chosen = commit_runs or commit_observations or runs or list(group)
+    first = chosen[0]
+    count = len(chosen)
+    marks = unique_marks(observation.marks for observation in chosen)
+    is_published = first.basis is Basis.published
+    is_other_commit = not is_published and first.commit != commit
+    variance = (
+        run_variance * (1 + 1 / count)
+        + math.fsum(observation.error**2 for observation in chosen) / count**2
+    )
     variance += (
         PROBE_SD**2 * (first.basis is Basis.probed)
-        + COMMIT_SD**2 * elsewhere
-        + PRINTED_SD**2 * printed
+        + COMMIT_SD**2 * is_other_commit
+        + PRINTED_SD**2 * is_published
     )
-    by_load = max(seen.slowed_sd for seen in here) ** 2
-    variance += by_load
+    load_variance = max(observation.slowed_sd for observation in chosen) ** 2
+    variance += load_variance
     slowed = 0.0
     if LOADED.sign in marks:
-        slowed = max(by_load + (run_variance - busy_variance) * (1 + 1 / count), 0.0)
-    busy = min(seen.busy for seen in here), max(seen.busy for seen in here)
-    mean = math.fsum(math.log(seen.step_s) for seen in here) / count
+        slowed = max(load_variance + (run_variance - busy_variance) * (1 + 1 / count), 0.0)
+    busy = (
+        min(observation.busy for observation in chosen),
+        max(observation.busy for observation in chosen),
+    )
+    mean = math.fsum(math.log(observation.step_s) for observation in chosen) / count
     about = ""
-    if elsewhere:
+    if is_other_commit:
         about = Message("estimate.other-commit", "another commit")
-    elif printed:
+    elif is_published:
         about = Message(
             "estimate.published-for", f"published for {first.machine}", machine=first.machine
         )
@@ -323,12 +352,12 @@ def _cell(
     return replace(estimate, marks=marks, busy=busy, slowed=slowed)
 
 
-def joined(marks: Iterable[str]) -> str:
-    """Each mark once."""
+def unique_marks(marks: Iterable[str]) -> str:
+    """Return the marks without repetitions."""
     return "".join(dict.fromkeys("".join(marks)))
 
 
-def explained(marks: Iterable[str]) -> list[str]:
-    """A line for each mark behind the basis of some estimates."""
+def explain_marks(marks: Iterable[str]) -> list[str]:
+    """Return a line of explanation for each mark behind the basis of some estimates."""
     meanings = {kind.sign: kind.says for kind in limits.KINDS} | MARKS
-    return [f"{mark}: {meanings[mark]}" for mark in joined(marks) if mark in meanings]
+    return [f"{mark}: {meanings[mark]}" for mark in unique_marks(marks) if mark in meanings]

@@ -1,4 +1,4 @@
-"""Time of a tuning step on a GPU where no run tells it: an interval by the GPU's published rates.
+"""The time of a tuning step on a GPU without measurements, as an interval by its published rates.
 
     products = executed operations / (peak x efficiency)
     reads    = bytes of weights that products read / (memory's rate x share)
@@ -7,14 +7,14 @@
     host     = layers x batches x launches of a layer
     exchange = bytes between ranks / (links' rate x share)
 
-    low   = max of the three
+    low   = max(GPU, host, exchange)
     value = max(GPU, host) + exchange / 2
     high  = max(GPU, host) + min(GPU, host) / 2 + exchange
 
-where each term has a range (`RANGES`, and those below it). Kernels are launched ahead, so that the
-longer of GPU and host counts; FSDP hides none, some or all of its exchange. The ranges are what
-published steps of tuning span (`tests/estimate/tuning_rates.csv`): it is no measurement, and on a
-machine with a slow host a step of few tokens takes ten times what it takes on a fast one.
+Each term has a range (the constants below). Kernels are launched ahead, so that the longer of GPU
+and host counts. FSDP hides none, some or all of its exchange. The ranges span published tuning
+steps (`tests/estimate/tuning_rates.csv`). The result is no measurement: on a machine with a slow
+host, a step of few tokens takes ten times as long as on a fast one.
 """
 
 from dataclasses import dataclass
@@ -30,38 +30,41 @@ from multicard.records.schema_parts import PredictedInterval
 
 
 class Range(NamedTuple):
-    """The least, the likely and the most of what a term depends on."""
+    """The least, the likely and the largest value of a quantity."""
 
     least: float
     likely: float
     most: float
 
 
-# Shares of the published peak that products reach while a GPU computes, by their format and whether
-# the layers are compiled: pointwise kernels between them are in it
+# Share of the published peak that products reach while a GPU computes. The keys are the format and
+# whether the layers are compiled. Pointwise kernels between the products are included.
 EFFICIENCY = {
     ("bf16", False): Range(0.28, 0.42, 0.62),
     ("bf16", True): Range(0.32, 0.50, 0.70),
     ("fp32", False): Range(0.35, 0.60, 0.90),
     ("fp32", True): Range(0.35, 0.60, 0.90),
 }
-EAGER_ATTENTION = 0.5  # times the least efficiency, where matrices of S x S are in memory
-# Seconds in which a host launches a layer forward and backward, with its share of the update: 5 ms
-# on the hosts of published figures, 10 ms with torchtune and 15 ms with TRL on that of an H200
+# Factor on the least efficiency if attention keeps matrices of S x S in memory.
+EAGER_ATTENTION = 0.5
+# Seconds in which a host launches a layer's forward and backward pass and its share of the update.
+# The hosts of published figures take 5 ms. The host of an H200 took 10 ms with torchtune and 15 ms
+# with TRL.
 LAUNCH_S = {False: Range(1.5e-3, 5e-3, 16e-3), True: Range(0.4e-3, 1.5e-3, 6e-3)}
-RECOMPUTED = 4 / 3  # times the launches: a third forward or backward pass of a layer
-MEMORY_SHARE = Range(0.5, 0.75, 0.95)  # of the published rate
+RECOMPUTED = 4 / 3  # Factor on the launches: each layer has one forward pass more.
+MEMORY_SHARE = Range(0.5, 0.75, 0.95)  # Share of the memory's published rate.
 LINKS_SHARE = Range(0.25, 0.6, 0.9)
-# of a GPU: Ethernet of 25 Gb/s to InfiniBand of 400
+# Per GPU, from Ethernet with 25 Gb/s to InfiniBand with 400 Gb/s.
 BETWEEN_NODES_BYTES_PER_S = Range(3e9, 25e9, 50e9)
-# Bytes that move for a weight in each pass, to turn NF4 into bf16: one kernel at the least, several
-# in torchao; and to simulate int4, by torch's operators in fp32. Of QAT no published step is known.
+# Bytes that move per weight and pass. Turning NF4 into bf16 takes one kernel at least, and several
+# in torchao. Simulating int4 takes torch's operators in fp32. No step of QAT is published.
 FROM_NF4_BYTES = Range(2.5, 12.0, 60.0)
 TO_INT4_BYTES = Range(30.0, 90.0, 300.0)
-# Tokens of a row, padding included, where the rows are not at hand: the papers' extracts and Alpaca
-# have 57 to 280
+# Tokens of a row, padding included, if the rows are not available. The papers' extracts and Alpaca
+# have 57 to 280.
 ROW_TOKENS = Range(50.0, 200.0, 800.0)
-STEPS_DIFFER = 0.1  # half-width of a mean step's tokens, as rows are drawn, as a share
+# Half-width, as a share, of a mean step's tokens: rows are drawn at random.
+STEPS_DIFFER = 0.1
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,10 @@ class Roofline:
     """A step by the roofline.
 
     Fields:
-        step_s: its interval in seconds.
-        tokens: that a rank computes in it, padding included.
-        mfu: the record's `mfu`, of the slowest and of the fastest step.
-        tokens_per_s: of all ranks, padding included, likewise.
+        step_s: the interval in seconds.
+        tokens: tokens that a rank computes in the step, padding included.
+        mfu: the record's `mfu`, for the slowest and the fastest step.
+        tokens_per_s: tokens of all ranks, padding included, for the slowest and the fastest step.
     """
 
     step_s: PredictedInterval
@@ -81,7 +84,7 @@ class Roofline:
     tokens_per_s: tuple[float, float]
 
     def about(self, gpu: GpuModel) -> Message:
-        """What the interval rests on."""
+        """Return the basis of the interval, in words."""
         least, most = self.tokens_per_s
         lowest, highest = self.mfu
         sentence = (
@@ -102,7 +105,7 @@ class Roofline:
 def step(
     config: LlmConfig, gpu: GpuModel, facts: TextFacts, sizes: ModelSizes
 ) -> Roofline | Message:
-    """A step of a rank on a GPU, or why there is no bound: what it takes has no published rate."""
+    """Return a rank's step on a GPU, or why there is no bound: a needed rate is not published."""
     peak = gpu.flops_per_s.get(config.formats.products)
     if peak is None:
         sentence = f"precision={config.precision.name}: no peak of {gpu.name} is published for it"
@@ -120,7 +123,7 @@ def step(
         low=max(low.gpu_s, low.host_s, low.exchange_s),
         high=max(high.gpu_s, high.host_s) + min(high.gpu_s, high.host_s) / 2 + high.exchange_s,
     )
-    # of a rank, each second
+    # Tokens per second of one rank.
     slowest = tokens.most / step_s.high
     fastest = tokens.least / step_s.low
     passes = methods.chosen(config).reference_passes
@@ -135,7 +138,7 @@ def step(
     )
 
 
-class _Terms(NamedTuple):
+class StepTerms(NamedTuple):
     gpu_s: float
     host_s: float
     exchange_s: float
@@ -149,12 +152,13 @@ def _terms(
     tokens: float,
     length: float,
     fast: int,
-) -> _Terms:
-    """The terms of a step, at one end of their ranges or between.
+) -> StepTerms:
+    """Return the terms of a step at one end of their ranges, or at the likely values.
 
     Args:
-        tokens: of the step; length: of their rows.
-        fast: the place in a range of rates; the opposite one of ranges of costs.
+        tokens: tokens of the step.
+        length: tokens of a row.
+        fast: index into a range of rates. Ranges of costs use the opposite index.
     """
     slow = 2 - fast
     efficiency = EFFICIENCY[config.formats.products, config.compile][fast]
@@ -172,41 +176,42 @@ def _terms(
     links = gpu.links_bytes_per_s * LINKS_SHARE[fast]
     if config.nodes > 1:
         links = min(links, BETWEEN_NODES_BYTES_PER_S[fast])
-    return _Terms(
+    return StepTerms(
         gpu_s=max(products_s, reads_s) + moved / memory,
         host_s=launches * LAUNCH_S[config.compile][slow],
         exchange_s=step_work.exchanged_bytes(config, sizes) / links,
     )
 
 
-def _converted_bytes(config: LlmConfig, sizes: ModelSizes, place: int) -> float:
-    """Bytes that move as frozen weights leave NF4, or as weights simulate int4;
-    the output does neither.
+def _converted_bytes(config: LlmConfig, sizes: ModelSizes, index: int) -> float:
+    """Return the bytes that move when frozen weights leave NF4, or when weights simulate int4.
+
+    The output layer does neither.
     """
     method = methods.chosen(config)
-    a_weight = 0.0
+    bytes_per_weight = 0.0
     if method.nf4:
-        a_weight = FROM_NF4_BYTES[place]
+        bytes_per_weight = FROM_NF4_BYTES[index]
     elif method.fake_quantised:
-        a_weight = TO_INT4_BYTES[place]
+        bytes_per_weight = TO_INT4_BYTES[index]
     passes = step_work.passes(config) * config.gradient_accumulation_steps
-    return a_weight * passes * (sizes.weights - sizes.output)
+    return bytes_per_weight * passes * (sizes.weights - sizes.output)
 
 
 def tokens_of_a_step(config: LlmConfig, facts: TextFacts) -> Range:
-    """Tokens that a rank computes in a step, padding included: of packed rows whole sequences."""
+    """Return the tokens that a rank computes in a step, padding included."""
     rows = config.batch_size * config.gradient_accumulation_steps
     if config.packed:
         whole = float(rows * (config.max_seq_len or 0))
         return Range(whole, whole, whole)
     if methods.chosen(config).pairs:
         rows *= 2
-    a_row = padded_row(config, facts)
-    return Range(*(rows * tokens for tokens in a_row))
+    row_tokens = padded_row(config, facts)
+    return Range(*(rows * tokens for tokens in row_tokens))
 
 
 def row_length(config: LlmConfig, facts: TextFacts) -> Range:
-    """The length over which a token attends: of packed rows that of its own row."""
+    """Return the length over which a token attends. In packed sequences, it is its own row's."""
     if not config.packed or facts.rows is None:
         return padded_row(config, facts)
     cut = [min(tokens, config.max_seq_len or tokens) for tokens in facts.rows]
@@ -215,22 +220,22 @@ def row_length(config: LlmConfig, facts: TextFacts) -> Range:
 
 
 def padded_row(config: LlmConfig, facts: TextFacts) -> Range:
-    """Mean tokens of a row once its batch is padded to the longest of it."""
+    """Return the mean tokens of a row once its batch is padded to the longest row."""
     limit = config.max_seq_len or config.model.max_seq_len or max(facts.lengths)
     if facts.rows is None:
         return Range(*(min(tokens, float(limit)) for tokens in ROW_TOKENS))
-    together = config.batch_size * (2 if methods.chosen(config).pairs else 1)
-    mean = mean_of_longest([min(tokens, limit) for tokens in facts.rows], together)
+    rows_per_batch = config.batch_size * (2 if methods.chosen(config).pairs else 1)
+    mean = mean_of_longest([min(tokens, limit) for tokens in facts.rows], rows_per_batch)
     return Range(mean * (1 - STEPS_DIFFER), mean, mean * (1 + STEPS_DIFFER))
 
 
 def mean_of_longest(lengths: list[int], rows: int) -> float:
-    """The expected longest of some rows, drawn with replacement.
+    """Return the expected longest of some rows, drawn with replacement.
 
-    Of n sorted lengths x_i it is the sum of x_i ((i / n)^rows - ((i - 1) / n)^rows).
+    For n sorted lengths x_i it is the sum of x_i ((i / n)^rows - ((i - 1) / n)^rows).
     """
     count = len(lengths)
     total = 0.0
-    for place, length in enumerate(sorted(lengths), start=1):
-        total += length * ((place / count) ** rows - ((place - 1) / count) ** rows)
+    for position, length in enumerate(sorted(lengths), start=1):
+        total += length * ((position / count) ** rows - ((position - 1) / count) ** rows)
     return total

@@ -1,9 +1,8 @@
-"""Measured rows that people share: `multirun/published/*.json`,
-written by `export` and checked by `import`.
+"""Measured rows that people share: `multirun/published/*.json`.
 
-A row has what the schema knows and nothing else: numbers, words of the schema and of the options
-under `conf/`, public names of models, hardware and versions. No path, host, name,
-id or text of a user can be in it.
+`export` writes them and `import` checks them. A row holds only what the schema knows: numbers,
+words of the schema and of the options under `conf/`, and public names of models, hardware and
+versions. It cannot hold a path, a host, a name, an id or a user's text.
 """
 
 import math
@@ -32,24 +31,25 @@ from multicard.records.schema_parts import Count, Float, Int
 from multicard.vision import model_names, models
 from multicard.workloads import WORKLOADS, known_keys
 
-MOST_BYTES = 20_000_000  # of a file
+MOST_BYTES = 20_000_000  # Limit for one file.
 LICENCE = "CC0-1.0"
 PACKAGES = ("python", "driver", *environment.PACKAGES)
 # no roles: what a row of a file has to name
-NEEDED = ("model.name", "dataset.name", "gpus")  # without them a row says nothing
-# prices are the user's own
+NEEDED = ("model.name", "dataset.name", "gpus")  # Without these keys, a row says nothing.
+# Prices are the user's own.
 SHARED_FIGURES = [figure.name for figure in FIGURES.values() if figure.unit is not MONEY]
 Text = Annotated[str, Meta(pattern=r"^[\w .,:()@/+-]{1,100}$(?!\n)")]
 VERSION = r"^\d{1,9}(\.\d{1,9}){0,5}((a|b|rc|\.post|\.dev)\d{1,9})?(\+cu\d{1,4}|\+cpu)?$(?!\n)"
 LINK = r"^(NV\d{1,2}|SAME|PIX|PXB|PHB|NODE|SYS)$(?!\n)"
-Link = Annotated[str, Meta(pattern=LINK)]  # as `machine.topology` and nvidia-smi name them
+Link = Annotated[str, Meta(pattern=LINK)]  # The names of `machine.topology` and nvidia-smi.
 Version = Annotated[str, Meta(pattern=VERSION)]
 Value = Annotated[list[Float | Text], Meta(max_length=8)] | Text | Int | Float | bool | None
 
 
 class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
-    """A figure of a setting over its runs. mean: of peak memory the highest;
-    sd: null of a single run.
+    """A figure of a setting over its runs.
+
+    `mean` is the maximum for peak memory. `sd` is null for a single run.
     """
 
     n: Annotated[int, Meta(ge=1, le=10_000)]
@@ -58,8 +58,9 @@ class SharedFigure(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class SharedRow(Struct, forbid_unknown_fields=True, frozen=True):
-    """A setting that was measured on one machine. Figures are those of docs/reference/record.md,
-    in their units.
+    """A setting that was measured on one machine.
+
+    Its figures are defined in docs/reference/record.md, units included.
     """
 
     kind: Annotated[str, Meta(pattern="^(vision|llm)$(?!\n)")]
@@ -86,15 +87,15 @@ class SharedFile(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def decode(content: bytes) -> SharedFile:
-    """The rows of a file, checked; a ValueError says in a line what is wrong, and where."""
+    """Decode and check the rows of a file. A ValueError names the problem and its place."""
     if len(content) > MOST_BYTES:
         sentence = f"has {len(content):,} bytes, more than {MOST_BYTES:,}"
         raise Refusal("share.too-large", sentence, bytes=len(content), most=MOST_BYTES)
     try:
-        read = msgspec.json.decode(content, type=SharedFile)
+        shared_file = msgspec.json.decode(content, type=SharedFile)
     except RecursionError:
         raise Refusal("share.nested", "is nested too deeply") from None
-    for number, row in enumerate(read.rows):
+    for number, row in enumerate(shared_file.rows):
         unknown = [
             key for key, value in row.settings.items() if not is_public(row.kind, key, value)
         ]
@@ -104,16 +105,17 @@ def decode(content: bytes) -> SharedFile:
         if unknown:
             name = unknown[0]
             sentence = (
-                f"rows[{number}]: {name!r} is absent, or is no key, value, figure or package of"
+                f"rows[{number}]: {name!r} is absent, or is not a key, value, figure or package of"
                 " multicard"
             )
             raise Refusal("share.unknown", sentence, row=number, name=name)
-    return read
+    return shared_file
 
 
 def is_public(kind: str, key: str, value: Any) -> bool:
-    """True for a setting that the schema knows, with a number,
-    or a word that multicard or a model's package has.
+    """True if the schema knows the key, and each word of the value comes from multicard or a model.
+
+    Numbers are always public.
     """
     if key in schema.OLDER:
         return value in schema.OLDER[key].words
@@ -128,7 +130,7 @@ def is_public(kind: str, key: str, value: Any) -> bool:
 
 
 def _with_arguments(hints: Iterable[Any]) -> list[Any]:
-    """Each type hint, and its arguments after it."""
+    """Return each type hint, followed by its arguments."""
     parts = []
     for hint in hints:
         parts.extend((hint, *get_args(hint)))
@@ -137,18 +139,20 @@ def _with_arguments(hints: Iterable[Any]) -> list[Any]:
 
 @cache
 def _schema(kind: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The keys of a kind's settings, and the words that their values may be."""
+    """Return the keys of a kind's settings, and the words that their values may be."""
     (workload,) = (workload for workload in WORKLOADS if workload.name == kind)
     types = {key: _with_arguments(hints) for key, hints in known_keys(workload).items()}
-    # no groups
-    types = {key: own for key, own in types.items() if own and not any(map(is_dataclass, own))}
+    # Groups have no value.
+    types = {
+        key: hints for key, hints in types.items() if hints and not any(map(is_dataclass, hints))
+    }
     words = set[str]()
-    for each in chain.from_iterable(types.values()):
-        if isinstance(each, type) and issubclass(each, Enum):
-            words.update(str(word) for word in each)
+    for hint in chain.from_iterable(types.values()):
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            words.update(str(word) for word in hint)
     for file in CONF.glob("**/*.yaml"):
         words |= {file.stem, *_strings(yaml.safe_load(file.read_text()))}
-    words |= {models.RANDOM, models.PRETRAINED}  # of model.weights, which may be a path too
+    words |= {models.RANDOM, models.PRETRAINED}  # Words of model.weights, which may also be a path.
     names = {key for key in types if key.partition(".")[0] not in schema.beside()}
     return frozenset(names), frozenset(word for word in words if word and "$" not in word)
 
@@ -166,9 +170,10 @@ def _strings(content: Any) -> Iterator[str]:
         yield from _strings(part)
 
 
-def read(runs_folder: Path) -> list[tuple[str, SharedRow]]:
-    """The rows beside a sweep's folder, each with its file's name;
-    what cannot be read is left out.
+def read_rows(runs_folder: Path) -> list[tuple[str, SharedRow]]:
+    """Return the rows next to a sweep's folder, each with its file's name.
+
+    Unreadable files are skipped.
     """
     root = runs_folder.absolute().parent
     files = sorted((root / history.PUBLISHED).glob("*.json")) if root.name == history.ROOT else []
@@ -189,13 +194,13 @@ def _rows(file: Path, modified_ns: int) -> Sequence[SharedRow]:
 def observations(
     rows: Sequence[tuple[str, SharedRow]], target: TargetMachine
 ) -> list[StepObservation]:
-    """The steps of rows that were measured on hardware like the target's."""
-    found = list[StepObservation]()
+    """Return the steps of rows that were measured on hardware like the target's."""
+    step_observations = list[StepObservation]()
     for name, row in rows:
         step = row.figures.get("step_s")
         cores = cores_in_words(row.cores, 1, in_job=False)
-        is_here = product(row.hardware) == target.hardware and target.cores in (None, cores)
-        if step is not None and step.mean > 0 and is_here:
+        is_on_target = product(row.hardware) == target.hardware and target.cores in (None, cores)
+        if step is not None and step.mean > 0 and is_on_target:
             error = (
                 history.UNKNOWN_ERROR
                 if step.sd is None
@@ -203,5 +208,7 @@ def observations(
             )
             settings = schema.without_older(row.settings)
             setting = {key: msgspec.json.encode(value).decode() for key, value in settings.items()}
-            found.append(StepObservation(setting, step.mean, error, name, Basis.published))
-    return found
+            step_observations.append(
+                StepObservation(setting, step.mean, error, name, Basis.published)
+            )
+    return step_observations

@@ -1,10 +1,10 @@
-"""Duration of a cell's step, from the cells that are known.
+"""The time of a cell's step, estimated from the known cells.
 
-A cell that ran is its own best prediction (`measured`, `probed`). Otherwise a way leads from a cell
-that ran to the wanted one, axis by axis: log step = log step of that cell + the effects of the axes
-in which the two differ, with variances that add (`_crossed`). A number of GPUs that no cell has
-comes from T(1) and T(2) (`scaling`). Of all cells that ran, the one with the least variance of its
-way counts. An axis without known effect ends the way; a cell to which no way leads is unknown.
+A cell that ran is its own best prediction (`measured`, `probed`). Otherwise a path leads from a
+known cell to the wanted cell, axis by axis. The log step of the known cell and the effects of the
+differing axes add up, and so do their variances (`_across_axis`). If no cell has the wanted number
+of GPUs, `scaling` derives it from T(1) and T(2). Of all known cells, the path with the least
+variance counts. An axis without a known effect ends its path. A cell without any path is unknown.
 """
 
 import math
@@ -27,25 +27,30 @@ from multicard.estimate.observations import (
     axes,
     cells,
     differences,
-    joined,
     spanned_busy,
+    unique_marks,
     without,
 )
-from multicard.estimate.scaling import PUBLISHED, Growth, doubt, grown
+from multicard.estimate.scaling import PUBLISHED, Growth, cells_on_gpus, doubt
 from multicard.machine import gpu_models
 from multicard.measure import repeated_runs
 from multicard.messages import Message
 
-KINDS = {Basis.measured: "run", Basis.probed: "probe", Basis.published: "published figure"}
-MOST_CROSSED = 4  # axes; with more the cells are not alike
-MOST_CELLS = 64  # from which a way is sought
-INTERACTION_SD = 0.05  # of the logarithm of the effect of an axis in one cell over that in another
-# in addition, for an effect on other GPUs, where the exchange has another share of the step
+OBSERVATION_NAMES = {
+    Basis.measured: "run",
+    Basis.probed: "probe",
+    Basis.published: "published figure",
+}
+MOST_CROSSED = 4  # Cells that differ in more axes are not similar enough.
+MOST_CELLS = 64  # Only paths from this number of the nearest cells are tried.
+# Standard deviation of log(effect of an axis in one cell / effect of the axis in another cell).
+INTERACTION_SD = 0.05
+# Added if the effect was measured on another number of GPUs: the exchange has another share there.
 OTHER_GPUS_SD = 0.10
-# of the exponent with which a step grows with its images, where no pair of cells shows it
+# Standard deviation of the exponent with which a step grows with its images, if no pair shows it.
 BATCH_SD = 0.25
-# From an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one
 Pair = tuple[StepEstimate, StepEstimate]
+# Maps an axis, its two values and a number of GPUs to the pairs of cells nearest to the wanted one.
 Pairs = Callable[[str, str | None, str | None, str | None], list[Pair]]
 
 
@@ -56,38 +61,40 @@ def step(
     observations: Sequence[StepObservation],
     growth: Growth = PUBLISHED,
 ) -> StepEstimate | None:
-    """A step of `setting` on `machine`; None where nothing tells it.
+    """Estimate a step of `setting` on `machine`, or return None if no path leads to it.
 
     Args:
-        observations: of this machine, and printed ones of the same GPU; others are ignored. Marked
-            ones count where those without marks tell nothing of this machine.
-        growth: of a step beyond two GPUs.
+        observations: of this machine, and published ones for the same GPU. Others are ignored.
+            Marked ones count only if the unmarked ones of this machine give no estimate.
+        growth: the model of a step's growth beyond two GPUs.
     """
-    seen = [
-        item for item in observations if item.basis is Basis.published or item.machine == machine
+    usable = [
+        observation
+        for observation in observations
+        if observation.basis is Basis.published or observation.machine == machine
     ]
-    clean = [item for item in seen if not item.marks]
-    estimated = _step(setting, machine, commit, clean, growth)
-    if len(clean) == len(seen) or (estimated is not None and estimated.basis.is_own):
+    unmarked = [observation for observation in usable if not observation.marks]
+    estimated = _step(setting, machine, commit, unmarked, growth)
+    if len(unmarked) == len(usable) or (estimated is not None and estimated.basis.is_own):
         return estimated
-    return _step(setting, machine, commit, seen, growth) or estimated
+    return _step(setting, machine, commit, usable, growth) or estimated
 
 
 def _step(
     setting: Mapping[str, str],
     machine: str,
     commit: str | None,
-    seen: Sequence[StepObservation],
+    observations: Sequence[StepObservation],
     growth: Growth,
 ) -> StepEstimate | None:
     device = setting.get("device")
     on_gpu = device == '"cuda"' or (device != '"cpu"' and gpu_models.is_gpu(machine))
     wanted = axes(setting)
-    known = cells(seen, commit, repeated_runs.PRIOR_SD if on_gpu else CPU_SD)
-    same = [cell for cell in known if not differences(cell.setting, wanted)]
-    if same:
-        best = min(same, key=lambda cell: (cell.published, cell.variance))
-        kind = KINDS[best.basis]
+    known_cells = cells(observations, commit, repeated_runs.PRIOR_SD if on_gpu else CPU_SD)
+    same_cells = [cell for cell in known_cells if not differences(cell.setting, wanted)]
+    if same_cells:
+        best = min(same_cells, key=lambda cell: (cell.published, cell.variance))
+        kind = OBSERVATION_NAMES[best.basis]
         words = f"{count(best.runs, kind)} of this cell"
         sentence = f"{words}, {best.about}" if best.about else words
         return replace(
@@ -96,42 +103,48 @@ def _step(
                 "estimate.of-cell", sentence, runs=best.runs, kind=kind, about=best.about
             ),
         )
-    known += grown(known, int(wanted.get(GPUS, "1")), growth, on_gpu)
-    pairs = _pairs(known, wanted)
-    apart = sorted(
-        ((len(differences(cell.setting, wanted)), cell) for cell in known), key=lambda pair: pair[0]
+    known_cells += cells_on_gpus(known_cells, int(wanted.get(GPUS, "1")), growth, on_gpu)
+    pairs = _pairs(known_cells, wanted)
+    by_distance = sorted(
+        ((len(differences(cell.setting, wanted)), cell) for cell in known_cells),
+        key=lambda item: item[0],
     )
-    nearest = [cell for distance, cell in apart if distance <= MOST_CROSSED][:MOST_CELLS]
-    ways = [way for cell in nearest if (way := _walked(cell, wanted, pairs, on_gpu)) is not None]
+    nearest = [cell for distance, cell in by_distance if distance <= MOST_CROSSED][:MOST_CELLS]
+    ways = [
+        way for cell in nearest if (way := _along_axes(cell, wanted, pairs, on_gpu)) is not None
+    ]
     if not ways:
         return None
     best = min(ways, key=lambda way: (way.published, sum(way.sides)))
     return best if best.published else replace(best, basis=Basis.scaled)
 
 
-def _pairs(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:
-    """Pairs of cells of one machine that differ in one axis alone, nearest to `wanted`;
-    printed ones last.
+def _pairs(known_cells: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:
+    """Return a function that finds the pairs of cells nearest to `wanted`.
+
+    The cells of a pair are of one machine and differ in one axis only. Measured pairs are
+    preferred to published ones.
     """
 
     @cache
     def lines(axis: str) -> list[dict[str | None, StepEstimate]]:
-        """Cells that differ in the axis alone, by their values of it."""
-        found: dict[Cell, dict[str | None, StepEstimate]] = {}
-        for cell in known:
-            found.setdefault((cell.machine, without(cell.setting, axis)), {})[
+        """Return groups of cells that differ in the axis only, keyed by its value."""
+        by_rest: dict[Cell, dict[str | None, StepEstimate]] = {}
+        for cell in known_cells:
+            by_rest.setdefault((cell.machine, without(cell.setting, axis)), {})[
                 cell.setting.get(axis)
             ] = cell
-        return [line for line in found.values() if len(line) > 1]
+        return [line for line in by_rest.values() if len(line) > 1]
 
     @cache
     def nearest(axis: str, before: str | None, after: str | None, gpus: str | None) -> list[Pair]:
         ends = [
             (line[before], line[after]) for line in lines(axis) if before in line and after in line
         ]
-        alike = {**wanted, GPUS: gpus or "1"}
+        setting = {**wanted, GPUS: gpus or "1"}
         distances = [
-            (a.published, len(differences(dict(without(a.setting, axis)), alike))) for a, _ in ends
+            (a.published, len(differences(dict(without(a.setting, axis)), setting)))
+            for a, _ in ends
         ]
         return [
             pair
@@ -142,74 +155,83 @@ def _pairs(known: Sequence[StepEstimate], wanted: Mapping[str, str]) -> Pairs:
     return nearest
 
 
-def _walked(
+def _along_axes(
     cell: StepEstimate, wanted: Mapping[str, str], pairs: Pairs, adds: bool
 ) -> StepEstimate | None:
-    """The wanted cell by a known one; None where they differ in an axis without known effect."""
-    # it needs the step on one GPU
-    differ = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)
+    """Derive the wanted cell from a known one, or None if an axis has no known effect.
+
+    Args:
+        adds: see `_across_axis`.
+    """
+    # The number of GPUs comes last, because its effect adds to the step on one GPU.
+    axes_to_cross = sorted(differences(cell.setting, wanted), key=lambda axis: axis == GPUS)
     reached: StepEstimate | None = cell
-    for axis in differ:
-        reached = reached and _crossed(reached, axis, wanted, pairs, adds)
+    for axis in axes_to_cross:
+        reached = reached and _across_axis(reached, axis, wanted, pairs, adds)
     return reached
 
 
-def _crossed(
+def _across_axis(
     source: StepEstimate, axis: str, wanted: Mapping[str, str], nearest: Pairs, adds: bool
 ) -> StepEstimate | None:
-    """The source with an axis at its wanted value; None where nothing tells the effect.
+    """Move the source to the wanted value of an axis, or return None if the effect is unknown.
 
-    The effect is the mean over the nearest pairs of cells that differ in this axis alone. Its
-    difference between cells is part of the variance (INTERACTION_SD, which counts as one more
-    pair). A single pair of this machine may be the
-    exception: the interval then reaches from no effect to twice the effect, as logarithms. More
-    GPUs never make a step shorter, even where they did in the pairs.
+    The effect is the mean over the nearest pairs of cells that differ in this axis only. Effects
+    differ between cells, which is part of the variance (INTERACTION_SD counts as one more pair).
+    A single pair of this machine may be an exception. The interval then reaches from no effect to
+    twice the effect, as logarithms. More GPUs never make a step shorter, even if they did in the
+    pairs.
 
     Args:
-        adds: True where more GPUs add seconds to a step, the exchange, and not a share of it: so on
-            GPUs, where another precision saves seconds of computing and none of the exchange. CPU
-            ranks share their cores: all of the step grows.
+        adds: True if more GPUs add seconds to a step instead of a share of it. GPUs add the
+            exchange, whose time does not depend on the precision. CPU ranks share their cores, so
+            that the whole step grows.
     """
     before = source.setting.get(axis)
     after = wanted.get(axis)
-    # the number of GPUs is crossed last
+    # The number of GPUs is crossed last, so the pairs have the source's number.
     pairs = nearest(axis, before, after, source.setting.get(GPUS))
     if not pairs:
         return _in_proportion(source, axis, before, after)
-    printed = pairs[0][0].published
+    is_published = pairs[0][0].published
     adds_gpus = adds and axis == GPUS
     count = len(pairs)
     ratios = [b.log_s - a.log_s for a, b in pairs]
-    if adds_gpus and not printed:  # printed times may be those of a sample
+    if adds_gpus and not is_published:  # Published times may be per sample instead of per step.
         source_s = math.exp(source.log_s)
         totals_s = [source_s + math.exp(b.log_s) - math.exp(a.log_s) for a, b in pairs]
         ratios = [math.log(max(total_s / source_s, 0.1)) for total_s in totals_s]
     mean = math.fsum(ratios) / count
-    between = (INTERACTION_SD**2 + math.fsum((ratio - mean) ** 2 for ratio in ratios)) / count
+    effect_variance = (
+        INTERACTION_SD**2 + math.fsum((ratio - mean) ** 2 for ratio in ratios)
+    ) / count
     if adds and axis != GPUS and all(a.gpus != source.gpus for a, _ in pairs):
-        between += OTHER_GPUS_SD**2
-    if count == 1 and not printed and not adds_gpus:  # the seconds of an exchange carry over
-        between += (mean / NORMAL_90) ** 2
+        effect_variance += OTHER_GPUS_SD**2
+    # The seconds of an exchange carry over from a single pair.
+    if count == 1 and not is_published and not adds_gpus:
+        effect_variance += (mean / NORMAL_90) ** 2
     cells = list(chain.from_iterable(pairs))
     marks = [cell.marks for cell in cells]
     if axis == GPUS and _is_count(before) and _is_count(after):
-        linear = max(mean, 0.0) if int(after or 1) > int(before or 1) else min(mean, 0.0)
-        between += (mean - linear) ** 2
-        marks.append(doubt(mean - linear))
-        mean = linear
-    measured = math.fsum(_own_variance(a) + _own_variance(b) for a, b in pairs) / count**2
-    about = _by_pairs(axis, before, after, len(pairs), printed)
-    # Between one pair's cell and the wanted one is an interaction as well as between pairs
-    reached = _moved(source, mean, between * (1 + 1 / count) + measured, about)
+        clipped_mean = max(mean, 0.0) if int(after or 1) > int(before or 1) else min(mean, 0.0)
+        effect_variance += (mean - clipped_mean) ** 2
+        marks.append(doubt(mean - clipped_mean))
+        mean = clipped_mean
+    measured_variance = (
+        math.fsum(_cell_variance(a) + _cell_variance(b) for a, b in pairs) / count**2
+    )
+    about = _pairs_message(axis, before, after, len(pairs), is_published)
+    # The effect may differ between the pairs and the wanted cell as it does between pairs.
+    reached = _moved(source, mean, effect_variance * (1 + 1 / count) + measured_variance, about)
     slowed = math.fsum(cell.slowed for cell in cells) / count**2
     busy = spanned_busy([source, *cells])
     reached = replace(reached, busy=busy, slowed=source.slowed + slowed)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
-    basis = Basis.published if printed else source.basis
-    return replace(reached, runs=runs, basis=basis, marks=joined([source.marks, *marks]))
+    basis = Basis.published if is_published else source.basis
+    return replace(reached, runs=runs, basis=basis, marks=unique_marks([source.marks, *marks]))
 
 
-def _by_pairs(
+def _pairs_message(
     axis: str, before: str | None, after: str | None, pairs: int, printed: bool
 ) -> Message:
     step = f"{axis} {before} -> {after}".replace('"', "")
@@ -237,12 +259,13 @@ def _moved(source: StepEstimate, log_ratio: float, variance: float, about: str) 
     )
 
 
-def _own_variance(cell: StepEstimate) -> float:
-    """The variance with both sides in the mean,
-    without what is common to all printed cells of a node.
+def _cell_variance(cell: StepEstimate) -> float:
+    """Return the variance with the mean of both sides included.
+
+    Leave out the part that is common to all published cells of a node.
     """
-    own = max(cell.variance - PRINTED_SD**2, 0.0) if cell.published else cell.variance
-    return own + ((cell.below + cell.above) / 2 / NORMAL_90) ** 2
+    variance = max(cell.variance - PRINTED_SD**2, 0.0) if cell.published else cell.variance
+    return variance + ((cell.below + cell.above) / 2 / NORMAL_90) ** 2
 
 
 def _is_count(value: str | None) -> bool:

@@ -14,10 +14,8 @@ from multicard.messages import Refusal
 from multicard.records.text_table import in_bytes
 
 
-def named(name: str, key: str = "predict.gpu") -> GpuModel:
-    """The GPU that `key` names; for one that is not in the table,
-    a Refusal lists those that are.
-    """
+def find_gpu(name: str, key: str = "predict.gpu") -> GpuModel:
+    """Return the GPU that `key` names, or raise a Refusal that lists the known GPUs."""
     gpu = GPUS.get(name.strip().lower())
     if gpu is None:
         sentence = f"{key}={name}: no such GPU; choose one of {', '.join(GPUS)}"
@@ -26,22 +24,26 @@ def named(name: str, key: str = "predict.gpu") -> GpuModel:
 
 
 def cores_in_words(number: int | None, ranks: int, in_job: bool) -> str:
-    """The cores of a run, which tell machines of CPU ranks apart; `in_job` each of a node's ranks
-    has cores of its own, and the run not all of the machine.
+    """Return the cores of a run in words. They distinguish machines of CPU ranks.
+
+    Args:
+        in_job: True if the run has only a part of the machine, and each rank of a node has cores
+            of its own.
     """
     return f"{number / ranks:g} cores a rank" if in_job and number else f"{number} cores"
 
 
 @dataclass(frozen=True)
 class TargetMachine:
-    """Machine that a run is estimated for.
+    """The machine that a run is estimated for.
 
-    hardware: as records have it (`product`); None: not known. cores: of CPU ranks
-    (`cores_in_words`); None of GPUs,
-        whose name is enough. device_type: "cuda" or "cpu".
-    gpu: the GPU's name as NVML has it. memory_bytes: of the GPU as CUDA offers it, of CPU ranks the
-    machine's.
-    gpus: their number; None of another machine.
+    Fields:
+        hardware: as records store it (`product`). None if it is not known.
+        cores: cores of CPU ranks (`cores_in_words`). None for GPUs, whose name is enough.
+        device_type: "cuda" or "cpu".
+        gpu: the GPU's name, as NVML reports it.
+        memory_bytes: a GPU's memory as CUDA offers it, or the machine's memory for CPU ranks.
+        gpus: number of GPUs. None for another machine.
     """
 
     hardware: str | None = None
@@ -60,41 +62,47 @@ class TargetMachine:
         return gpu if self.memory_bytes is None else f"{gpu} of {in_bytes(self.memory_bytes)}"
 
 
-UNKNOWN_NODE = TargetMachine()  # of SLURM, whose GPUs are not known
+UNKNOWN_NODE = TargetMachine()  # A node of SLURM, whose GPUs are not known.
 
 
 def targets(
     configs: Sequence[RunConfig], here: bool = False, on_slurm: bool = False
 ) -> list[TargetMachine]:
-    """The target of each configuration: this machine, or unless it is to be `here` the GPU of
-    `predict.gpu` and `predict.memory`; `on_slurm` its nodes, whose processor is taken to be this
-    machine's. Refuses (ValueError) as `named`.
+    """Return the target of each configuration: this machine, or the GPU of `predict.gpu`.
+
+    Raises a Refusal (ValueError) if the GPU is unknown, `find_gpu`.
+
+    Args:
+        here: True to ignore `predict.gpu` and `predict.memory`.
+        on_slurm: True for a node of SLURM. Its processor is assumed to be this machine's.
     """
-    found = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
-    return [_target(config, found, here, on_slurm) for config in configs]
+    gpus = environment.gpus() if any(config.device is not Device.cpu for config in configs) else []
+    return [_target(config, gpus, here, on_slurm) for config in configs]
 
 
 def _target(
-    config: RunConfig, found: Sequence[Mapping[str, Any]], here: bool, on_slurm: bool
+    config: RunConfig, gpus: Sequence[Mapping[str, Any]], here: bool, on_slurm: bool
 ) -> TargetMachine:
-    asked = config.predict
-    memory = memory_bytes(asked.memory) if asked.memory and not here else None
-    if asked.gpu is not None and not here:
-        gpu = named(asked.gpu)
+    prediction_options = config.predict
+    memory = (
+        memory_bytes(prediction_options.memory) if prediction_options.memory and not here else None
+    )
+    if prediction_options.gpu is not None and not here:
+        gpu = find_gpu(prediction_options.gpu)
         return TargetMachine(gpu.name, None, "cuda", gpu.products[0], memory or gpu.memory_bytes)
     if config.device is not Device.cpu:
         if on_slurm and not is_elsewhere(config):
             return UNKNOWN_NODE
-        names = sorted({str(gpu["name"]) for gpu in found if gpu.get("name")})
+        names = sorted({str(gpu["name"]) for gpu in gpus if gpu.get("name")})
         if names:
             sizes = [
                 usable_bytes(gpu["name"], gpu["memory_bytes"])
-                for gpu in found
+                for gpu in gpus
                 if gpu.get("memory_bytes")
             ]
             least = memory or min(sizes, default=None)
             return TargetMachine(
-                product(", ".join(names)), None, "cuda", names[0], least, len(found)
+                product(", ".join(names)), None, "cuda", names[0], least, len(gpus)
             )
     if memory is not None or config.device is Device.cuda:
         return TargetMachine(memory_bytes=memory)
@@ -106,6 +114,6 @@ def _target(
 def _cores(config: RunConfig, on_slurm: bool) -> str:
     in_job = on_slurm or os.environ.get("SUBMITIT_EXECUTOR") == "slurm"
     cores = resources(config).cpus if on_slurm else environment.cores()
-    if config.exclusive is False and not in_job:  # runs beside each other
+    if config.exclusive is False and not in_job:  # Runs share the machine.
         cores, in_job = min(cores, resources(config).cpus), True
     return cores_in_words(cores, config.gpus, in_job)

@@ -1,9 +1,9 @@
-"""Totals of a run, from its step: number of steps, seconds of training and evaluation, joules.
+"""Totals of a run from its step: number of steps, seconds of training and evaluation, joules.
 
     total = step x (steps + warm-up + epochs x evaluation) + epochs x rest
 
-The deviations of independent parts add as squares. That of the mean step is the same in all steps
-of a run, so it does not average out over them.
+The deviations of independent parts add as squares. The error of the mean step is the same for all
+steps of a run, so it does not average out over them.
 """
 
 import math
@@ -29,14 +29,14 @@ from multicard.records.schema_parts import PredictedInterval
 from multicard.vision.strategy import STRATEGIES
 
 MOST_STEPS = 10**12
-# Standard deviations of logarithms, between runs alike, before there are several (`spread`)
+# Standard deviations of logarithms between similar runs. They are the priors of
+# `next_value_interval`.
 EVALUATION_SD = 0.05
 WARMUP_SD = 0.3
 POWER_SD = 0.03
 PRIOR_DEGREES = 4
-EVALUATION = PredictedInterval(
-    0.35, 0.15, 0.8
-)  # an evaluated image over a trained one, where no run tells
+# Time of an evaluated image over the time of a trained image, if no run shows it.
+EVALUATION = PredictedInterval(0.35, 0.15, 0.8)
 Figure = Callable[[PastRun], float | None]
 
 
@@ -48,7 +48,7 @@ def exact(value: float) -> PredictedInterval:
 
 
 def summed(parts: Iterable[PredictedInterval]) -> PredictedInterval:
-    """The sum of independent parts."""
+    """Return the sum of independent parts."""
     parts = list(parts)
     value = math.fsum(part.value for part in parts)
     below = math.hypot(*(part.value - part.low for part in parts))
@@ -57,8 +57,9 @@ def summed(parts: Iterable[PredictedInterval]) -> PredictedInterval:
 
 
 def product(*factors: PredictedInterval) -> PredictedInterval:
-    """The product of independent factors above 0: the
-    deviations of their logarithms add as squares.
+    """Return the product of independent positive factors.
+
+    The deviations of their logarithms add as squares.
     """
     value = math.prod(factor.value for factor in factors)
     if any(factor.low <= 0 for factor in factors):
@@ -68,9 +69,12 @@ def product(*factors: PredictedInterval) -> PredictedInterval:
     return PredictedInterval(value, value * math.exp(-below), value * math.exp(above))
 
 
-def spread(values: Sequence[float], sd: float) -> PredictedInterval:
-    """The geometric mean of figures above 0, with the 90 % interval of the next one; `sd` is that
-    of the logarithm between runs, and counts as PRIOR_DEGREES of freedom beside those of `values`.
+def next_value_interval(values: Sequence[float], sd: float) -> PredictedInterval:
+    """Return the geometric mean of positive values with the 90 % interval of the next value.
+
+    Args:
+        sd: prior standard deviation of the logarithm between runs. It counts as PRIOR_DEGREES
+            degrees of freedom next to those of `values`.
     """
     logs = [math.log(value) for value in values]
     mean = math.fsum(logs) / len(logs)
@@ -84,53 +88,58 @@ def spread(values: Sequence[float], sd: float) -> PredictedInterval:
     return PredictedInterval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-# ---- runs alike
+# ---- similar runs
 
 
-class Alike:
-    """Runs of one machine and workload, by the number of
-    settings in which they differ from one cell.
-    """
+class NearestRuns:
+    """Runs of one machine and workload, sorted by how many settings differ from a cell."""
 
     def __init__(self, setting: Mapping[str, str], runs: Sequence[PastRun]) -> None:
-        own = axes(setting)
+        wanted_axes = axes(setting)
         by_axes = dict[tuple[tuple[str, str], ...], list[PastRun]]()
         for run in runs:
             by_axes.setdefault(run.axes, []).append(run)
-        groups = [(len(differences(dict(key), own)), group) for key, group in by_axes.items()]
+        groups = [
+            (len(differences(dict(key), wanted_axes)), group) for key, group in by_axes.items()
+        ]
         self._groups = sorted(groups, key=lambda group: group[0])
         self._setting = setting
 
     def of_this_cell(self) -> list[PastRun]:
-        """The runs with the very same steps, and as many."""
-        same = []
+        """Return the runs with the same steps and the same number of them."""
+        same_step_runs = []
         for distance, group in self._groups:
             if distance == 0:
-                same.extend(group)
-        length = schema.keys(Role.length)
+                same_step_runs.extend(group)
+        length_keys = schema.keys(Role.length)
         return [
             run
-            for run in same
-            if all(run.setting.get(key) == self._setting.get(key) for key in length)
+            for run in same_step_runs
+            if all(run.setting.get(key) == self._setting.get(key) for key in length_keys)
         ]
 
     def interval(self, figure: Figure, sd: float) -> PredictedInterval | None:
-        """A figure above 0 of the next run with its 90 % interval, by the nearest runs where it is
-        known; `sd` is that of its logarithm between runs, before any was repeated,
-        and each setting that differs adds as much.
+        """Return a positive figure of the next run with its 90 % interval, or None if unknown.
+
+        The nearest runs that have the figure count.
+
+        Args:
+            figure: returns the figure of a run.
+            sd: standard deviation of its logarithm between runs, before any was repeated. Each
+                setting that differs adds as much again.
         """
-        nearest = 0
+        nearest_distance = 0
         values = list[float]()
         for distance, group in self._groups:
-            if values and distance > nearest:
+            if values and distance > nearest_distance:
                 break
-            nearest = distance
+            nearest_distance = distance
             values += [
                 value
                 for run in group
                 if (value := figure(run)) is not None and 0 < value < math.inf
             ]
-        return spread(values, sd * (1 + nearest)) if values else None
+        return next_value_interval(values, sd * (1 + nearest_distance)) if values else None
 
 
 # ---- steps of an epoch
@@ -138,7 +147,7 @@ class Alike:
 
 @dataclass(frozen=True)
 class Length:
-    """Length of an epoch: steps of training, and samples that all ranks evaluate together."""
+    """The length of an epoch: training steps, and samples that all ranks together evaluate."""
 
     steps: int
     test: int = 0
@@ -149,7 +158,7 @@ def ranks(config: RunConfig) -> int:
 
 
 def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
-    """An epoch on `train` images, as the strategies share them (`multicard.vision.strategy`)."""
+    """Return an epoch on `train` images, as the strategy shares them out (`vision.strategy`)."""
     strategy = STRATEGIES[config.strategy.name]
     batch = config.rank_batch_size
     if strategy.shards:
@@ -159,20 +168,29 @@ def length_of_images(config: VisionConfig, train: int, test: int) -> Length:
 
 
 def length_of_rows(config: LlmConfig, rows: int) -> Length:
-    """An epoch on `rows` rows or packed sequences: torchtune
-    drops the rest that is less than a step.
+    """Return an epoch on `rows` rows or packed sequences.
+
+    torchtune drops the remainder that does not fill a step.
     """
     batches = -(-rows // ranks(config)) // config.batch_size
     steps = batches // config.gradient_accumulation_steps
     return Length(min(steps, config.max_steps or steps))
 
 
-def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length | None:
-    """The length of an epoch of the run, by runs of the cell, else by its data; None where neither
-    tells. Of `runs` of any settings the rows of their texts count.
+def epoch_length(
+    config: RunConfig, nearest_runs: NearestRuns, runs: Sequence[PastRun]
+) -> Length | None:
+    """Return the length of an epoch of the run, or None if it is not known.
+
+    Runs of the cell come first, then the data.
+
+    Args:
+        runs: runs of any setting. They give the number of rows of their texts.
     """
-    known = (count for run in reversed(alike.of_this_cell()) if (count := _steps_per_epoch(run)))
-    steps = next((count for count in known if 0 < count < MOST_STEPS), None)
+    counts = (
+        count for run in reversed(nearest_runs.of_this_cell()) if (count := _steps_per_epoch(run))
+    )
+    steps = next((count for count in counts if 0 < count < MOST_STEPS), None)
     if not isinstance(config, TrainingConfig):
         steps = steps or getattr(config, "steps", None)
         return None if steps is None else Length(steps)
@@ -191,13 +209,13 @@ def length(config: RunConfig, alike: Alike, runs: Sequence[PastRun]) -> Length |
 
 
 def _steps_per_epoch(run: PastRun) -> int | None:
-    """The steps of an epoch of a run, or of the run that a probe stands for."""
+    """Return the steps per epoch of a run, or of the full run that a probe stands for."""
     record = run.record
     if record.probe is not None:
-        counted = (
+        epoch_steps = (
             record.epochs[0].steps if record.epochs and record.probe.ended_by == "run" else None
         )
-        return record.probe.steps_per_epoch or counted  # none an epoch of a script
+        return record.probe.steps_per_epoch or epoch_steps  # A script has no steps per epoch.
     if not isinstance(record, VisionRecord):
         return record.epochs[0].steps if record.epochs else None
     steps = _step_count(run)
@@ -206,16 +224,14 @@ def _steps_per_epoch(run: PastRun) -> int | None:
 
 
 def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
-    """The labelled rows of the data set, or the sequences that they are packed into;
-    None: not known.
-    """
-    own = history.setting(plain(config))
-    keys = [key for key in own if Role.rows in schema.of(key.partition(".")[0])]
+    """Return the number of labeled rows of the data set, or of packed sequences, or None."""
+    setting = history.setting(plain(config))
+    keys = [key for key in setting if Role.rows in schema.of(key.partition(".")[0])]
     for run in reversed(runs):
         counts = getattr(run.record, "text_rows", None)
-        if counts is None or any(run.setting.get(key) != own[key] for key in keys):
+        if counts is None or any(run.setting.get(key) != setting[key] for key in keys):
             continue
-        packed = run.record.config.get("packed")  # older records do not have the sequences
+        packed = run.record.config.get("packed")  # Older records do not count sequences.
         rows = (
             counts.sequences
             if packed
@@ -227,7 +243,7 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
             return rows
     data = config.dataset
     if not isinstance(data, SyntheticConfig) or config.packed:
-        return None  # for stored data `rows` is a limit
+        return None  # For stored data, `rows` is only an upper limit.
     return data.rows - held_out_rows.size(data.rows, data.split)
 
 
@@ -235,41 +251,42 @@ def _rows(config: LlmConfig, runs: Sequence[PastRun]) -> int | None:
 
 
 def total_s(
-    config: RunConfig, step_s: PredictedInterval, length: Length, alike: Alike
+    config: RunConfig, step_s: PredictedInterval, length: Length, nearest_runs: NearestRuns
 ) -> PredictedInterval:
-    """Seconds of training and evaluation, as the record's `total_s`;
-    `step_s` is the mean of the run's steps.
+    """Return seconds of training and evaluation, defined as the record's `total_s`.
+
+    Args:
+        step_s: the mean of the run's steps.
     """
     epochs = getattr(config, "epochs", 1)
     steps = [exact(epochs * length.steps)]
-    warmup = alike.interval(warmup_steps, WARMUP_SD)
+    warmup = nearest_runs.interval(warmup_steps, WARMUP_SD)
     steps += [] if warmup is None else [warmup]
     if length.test and isinstance(config, TrainingConfig):
-        share = alike.interval(evaluation_share, EVALUATION_SD) or EVALUATION
+        share = nearest_runs.interval(evaluation_share, EVALUATION_SD) or EVALUATION
         images = -(-length.test // ranks(config))
         steps.append(product(share, exact(epochs * images / config.batch_size)))
-    parts = [product(step_s, summed(steps))]  # a slow machine slows the evaluation too
-    rest = alike.interval(rest_s, WARMUP_SD)
+    parts = [product(step_s, summed(steps))]  # A slow machine slows the evaluation too.
+    rest = nearest_runs.interval(rest_s, WARMUP_SD)
     parts += [] if rest is None else [product(rest, exact(epochs))]
     return summed(parts)
 
 
 def energy_joules(
-    total_s: PredictedInterval, config: RunConfig, alike: Alike
+    total_s: PredictedInterval, config: RunConfig, nearest_runs: NearestRuns
 ) -> PredictedInterval | None:
-    """Joules of all GPUs, by the mean power of a GPU in runs alike;
-    None where none of them has it.
-    """
-    power_w = alike.interval(watts_per_gpu, POWER_SD)
+    """Return joules of all GPUs by the mean power of a GPU in similar runs, or None without any."""
+    power_w = nearest_runs.interval(watts_per_gpu, POWER_SD)
     return None if power_w is None else product(total_s, power_w, exact(ranks(config)))
 
 
-# ---- figures of a finished run that tell of others
+# ---- figures of a finished run that help to predict others
 
 
 def warmup_steps(run: PastRun) -> float | None:
-    """Excess of the training over its number of mean steps, in steps; of a probe that of its first
-    epoch, whose first step the mean leaves out.
+    """Return the excess of the training time over steps x mean step, in steps.
+
+    A probe counts its first epoch. The mean leaves out the first step of that epoch.
     """
     epochs = run.record.epochs
     if run.is_probe:
@@ -283,7 +300,7 @@ def warmup_steps(run: PastRun) -> float | None:
 
 
 def evaluation_share(run: PastRun) -> float | None:
-    """Seconds for an image that a rank evaluates, over those for one that it trains on."""
+    """Return the seconds of an evaluated image over the seconds of a trained image, per rank."""
     epochs = [epoch for epoch in run.record.epochs if isinstance(epoch, VisionEpoch)]
     seconds = [epoch.evaluate_s for epoch in epochs if epoch.evaluate_s is not None]
     images = next((epoch.test_samples for epoch in epochs if epoch.test_samples), None)
@@ -294,7 +311,7 @@ def evaluation_share(run: PastRun) -> float | None:
 
 
 def rest_s(run: PastRun) -> float | None:
-    """Seconds of an epoch beside training and evaluation."""
+    """Return the seconds of an epoch that are neither training nor evaluation."""
     record = run.record
     epochs = run.record.epochs
     trained_s = _sum(epoch.train_s for epoch in epochs)
@@ -316,10 +333,10 @@ def _step_count(run: PastRun) -> int | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """None where one of them is not known, or there are none."""
-    known = list(values)
+    """Return the sum, or None if a value is unknown or there are no values."""
+    values_list = list(values)
     return (
         None
-        if not known or None in known
-        else math.fsum(value for value in known if value is not None)
+        if not values_list or None in values_list
+        else math.fsum(value for value in values_list if value is not None)
     )

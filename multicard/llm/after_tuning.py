@@ -199,4 +199,4 @@ def measure_ablations(
         ablations["half"] = time_halves
     # The recipes' loaders have no workers, so no batch is prepared in advance.
     board = probe.progress.board
-    return diagnosis.interleaved(ablations, {}, rank, step_s, 0, lambda: board.stop_at > 0)
+    return diagnosis.measure_interleaved(ablations, {}, rank, step_s, 0, lambda: board.stop_at > 0)

@@ -24,7 +24,7 @@ from multicard.llm.no_trace import without_trace
 from multicard.ranks.process import Rank
 from multicard.records import held_out, run_folder
 from multicard.records.held_out import INT4_LOSS, LOSS
-from multicard.records.schema_parts import HeldOut
+from multicard.records.schema_data import HeldOut
 
 LOSSES = held_out.FILE  # File in the run folder with the loss of each row in the last evaluation.
 Row = dict[str, Any]

@@ -23,7 +23,7 @@ from multicard.llm.no_trace import without_trace
 from multicard.llm.tuning_report import TuningReport
 from multicard.measure import timing
 from multicard.ranks.process import max_over_ranks
-from multicard.records.schema_parts import InInt4Loss
+from multicard.records.schema_data import InInt4Loss
 
 
 @dataclass

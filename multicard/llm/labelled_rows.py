@@ -24,7 +24,7 @@ from torchtune.models.llama3 import Llama3Tokenizer
 from multicard.llm.data import pairs as pairs_of_rows
 from multicard.llm.data.tokenizer import FolderTokenizer
 from multicard.messages import Refusal
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 
 Turn = Mapping[str, str]  # A turn in ShareGPT's form: `from` (system, human, gpt) and `value`.
 pc: Any = pyarrow.compute  # Typed as Any: its functions are generated on import.

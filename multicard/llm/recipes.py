@@ -23,7 +23,7 @@ from multicard.llm.method_options import LoraConfig
 from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
 from multicard.messages import Message, Refusal
-from multicard.records.schema_parts import TextRows
+from multicard.records.schema_data import TextRows
 
 
 def load_recipe(name: str) -> tuple[ModuleType, type]:

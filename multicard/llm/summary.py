@@ -17,14 +17,8 @@ from multicard.measure import formulas
 from multicard.records.arithmetic import Arithmetic
 from multicard.records.rank_files import LlmReport, ModelSizes, of_ended_epochs, peak_memory
 from multicard.records.schema import Epoch, LlmRecord, Loss, Rewards, TokenCounts, TokenRates
-from multicard.records.schema_parts import (
-    Communication,
-    Divergence,
-    Evaluation,
-    HeldOut,
-    Segment,
-    Transfers,
-)
+from multicard.records.schema_data import Evaluation, HeldOut
+from multicard.records.schema_parts import Communication, Divergence, Segment, Transfers
 from multicard.records.steps import Counted
 from multicard.run.workload import settings
 

@@ -12,7 +12,7 @@ from multicard.llm.held_out import EvaluationResult
 from multicard.measure import memory
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
-from multicard.records.schema_parts import Evaluation, HeldOut
+from multicard.records.schema_data import Evaluation, HeldOut
 from multicard.run.rank_report import RankReportWriter
 
 

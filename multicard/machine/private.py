@@ -39,7 +39,8 @@ def folder(path: Path, remedy: str) -> Path:
 def no_link(path: str | Path, flags: int, mode: int = 0o666, folder: int | None = None) -> int:
     """Open a file without following a link, relative to an open folder if one is given.
 
-    Whoever may write to a folder could plant a link there, to have this user write to another file.
+    A user who may write to a folder could plant a link there. This user would then write to another
+    file.
 
     Raises:
         OSError: The file is a link, or a pipe that nobody reads.

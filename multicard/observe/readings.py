@@ -1,6 +1,4 @@
-"""Readings of NVML: a sample of a GPU's state, the processes on it,
-and the energy counters that ranks read.
-"""
+"""Readings of NVML: samples of a GPU's state, its processes, and energy counters for ranks."""
 
 import os
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from typing import Any
 from multicard.machine import devices
 from multicard.measure.timing import clock_s
 
-# One row per sample; NaN where a GPU does not report a figure
+# A sample has one row. A figure that the GPU does not report is NaN.
 COLUMNS = (
     "time_s",
     "energy_joules",
@@ -20,19 +18,20 @@ COLUMNS = (
     "temperature_c",
     "utilisation",
 )
-COLUMNS += ("memory_bytes", "reasons")  # NVML's bits for reduced clocks, see `gpu_record.REASONS`
+# `reasons` holds NVML's bits for reduced clocks, see `gpu_record.REASONS`.
+COLUMNS += ("memory_bytes", "reasons")
 
 
 def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
-    """One sample, as COLUMNS without the time; NaN where the GPU does not report a figure, for
-    which `missing` gets NVML's reason.
+    """Return one sample: COLUMNS without the time.
 
-    Power is NVML's own: on most GPUs the mean of the last second. Utilisation is the share of
-    NVML's last period (a second at most) in which any kernel ran.
-    Temperature and reasons are asked by the functions that all drivers have.
+    If the GPU does not report a figure, it is NaN, and `missing` gets NVML's reason. NVML defines
+    power, on most GPUs as the mean of the last second. Utilisation is the share of NVML's last
+    period (a second at most) in which any kernel ran. Temperature and reasons use the functions
+    that all drivers have.
     """
     calls = (
-        # first, as it belongs to the time just read
+        # Energy comes first, because it belongs to the time that was just read.
         (1e-3, library.nvmlDeviceGetTotalEnergyConsumption),
         (1e-3, library.nvmlDeviceGetPowerUsage),
         (1, library.nvmlDeviceGetClockInfo, library.NVML_CLOCK_SM),
@@ -48,14 +47,16 @@ def read_gpu(library: Any, handle: Any, missing: dict[str, str]) -> list[float]:
         if value is None:
             missing[column] = reason or "no value"
             value = float("nan")
-        # of rates; of memory
+        # Utilisation rates have `gpu`, and memory has `used`.
         sample.append(float(getattr(value, "gpu", getattr(value, "used", value))) * scale)
     return sample
 
 
 def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[int, int | None]:
-    """Bytes that each compute or graphics process holds on a GPU, by PID; None where NVML does not
-    say. Where it does not list those that compute, `missing` gets its reason, as "processes".
+    """Return the bytes that each compute or graphics process holds on a GPU, by PID.
+
+    Unknown bytes are None. If NVML does not list compute processes, `missing` gets its reason as
+    "processes".
     """
     compute, reason = devices.ask_why(library, library.nvmlDeviceGetComputeRunningProcesses, handle)
     if reason is not None:
@@ -67,20 +68,23 @@ def read_processes(library: Any, handle: Any, missing: dict[str, str]) -> dict[i
 class Neighbours:
     """Separates the processes of the run's ranks on this node from foreign ones in NVML's lists.
 
-    Descendants of this process are the run's own, other visible processes foreign. To a container
-    NVML may list PIDs of the host, which are not visible: one that was there before the ranks
-    started is foreign, and of later ones the first are taken as own, up to the number of ranks that
-    were not seen otherwise. A host PID that another process has here is judged as that process.
-    What comes and goes between two samples is missed, and in containers where NVML lists nothing no
-    process is seen.
+    Descendants of this process belong to the run, and other visible processes are foreign. In a
+    container, NVML may list PIDs of the host, which are not visible here. Such a PID is foreign if
+    it was listed before the ranks started. Of later ones, the first count as the run's, up to the
+    number of ranks that are not visible. If another process here happens to have a host PID, the
+    PID is judged as that process.
+
+    Processes that come and go between two samples are missed. In containers where NVML lists
+    nothing, no process is seen.
     """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._own: dict[int, bool | None] = {}  # None: not visible. In order of appearance
+        # By PID in order of appearance. None means that the process is not visible.
+        self._is_own: dict[int, bool | None] = {}
         self._names: dict[int, str | None] = {}
-        # by GPU and PID: first and last seen, most memory
-        self._seen: dict[tuple[str, int], list[Any]] = {}
+        # By GPU and PID: times of the first and last sighting, and the most memory.
+        self._sightings: dict[tuple[str, int], list[Any]] = {}
 
     def note(
         self,
@@ -91,32 +95,35 @@ class Neighbours:
         before_ranks: bool = False,
     ) -> None:
         """Note that a process is on a GPU."""
-        if pid not in self._own:
-            own, self._names[pid] = identify(pid)
-            self._own[pid] = False if before_ranks and own is None else own
-        seen = self._seen.setdefault((gpu, pid), [time_s, time_s, memory_bytes])
-        seen[1] = time_s
+        if pid not in self._is_own:
+            is_own, self._names[pid] = identify(pid)
+            self._is_own[pid] = False if before_ranks and is_own is None else is_own
+        sighting = self._sightings.setdefault((gpu, pid), [time_s, time_s, memory_bytes])
+        sighting[1] = time_s
         if memory_bytes is not None:
-            seen[2] = max(memory_bytes, seen[2] or 0)
+            sighting[2] = max(memory_bytes, sighting[2] or 0)
 
     def foreign(self, spans_s: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
-        """Foreign processes that were seen within these spans, a row for each GPU,
-        with the most memory they held.
+        """Return foreign processes seen within these spans, with the most memory they held.
+
+        There is a row for each GPU.
         """
-        visible_ranks = sum(own is True and pid != os.getpid() for pid, own in self._own.items())
-        hidden = [pid for pid, own in self._own.items() if own is None]
-        foreign = {pid for pid, own in self._own.items() if own is False}
-        foreign |= {*hidden[max(0, self._ranks - visible_ranks) :]}
+        visible_ranks = sum(
+            is_own is True and pid != os.getpid() for pid, is_own in self._is_own.items()
+        )
+        invisible = [pid for pid, is_own in self._is_own.items() if is_own is None]
+        foreign_pids = {pid for pid, is_own in self._is_own.items() if is_own is False}
+        foreign_pids |= {*invisible[max(0, self._ranks - visible_ranks) :]}
         return [
             {"gpu": gpu, "pid": pid, "name": self._names[pid], "memory_bytes": memory_bytes}
-            for (gpu, pid), (first_s, last_s, memory_bytes) in self._seen.items()
-            if pid in foreign
+            for (gpu, pid), (first_s, last_s, memory_bytes) in self._sightings.items()
+            if pid in foreign_pids
             and any(first_s <= end_s and last_s >= start_s for start_s, end_s in spans_s)
         ]
 
 
 def identify(pid: int) -> tuple[bool | None, str | None]:
-    """True for this process and its descendants (None: not visible), and the process's name."""
+    """Return whether a PID is this process or its descendant, and its name. None: not visible."""
     import psutil
 
     try:
@@ -124,17 +131,19 @@ def identify(pid: int) -> tuple[bool | None, str | None]:
         return os.getpid() in (pid, *(parent.pid for parent in process.parents())), process.name()
     except psutil.NoSuchProcess:
         return None, None
-    except psutil.AccessDenied:  # visible, and another user's
+    except psutil.AccessDenied:  # It is visible, and belongs to another user.
         return False, None
 
 
 class Counters:
-    """Energy counters of a rank's GPUs, read where a span begins and ends whose energy is to be
-    known: between the controller's samples, a second apart, power rises as training begins,
-    and the energy of 3 s is off by a tenth.
+    """Energy counters of a rank's GPUs, read at the start and end of a span.
 
-    readings: time on `clock_s`, the GPU's UUID and joules; none on CPU ranks,
-    or where NVML gives none.
+    The controller's samples are a second apart, and power rises as training begins. By these
+    samples alone, the energy of 3 s would be off by a tenth.
+
+    Attributes:
+        readings: time on `clock_s`, the GPU's UUID and joules. Empty on CPU ranks, and if NVML has
+            no counter.
     """
 
     def __init__(self, used: Sequence[Any]) -> None:
@@ -143,7 +152,7 @@ class Counters:
         uuids = [uuid for device in used if (uuid := devices.used_gpu(device)) is not None]
         if not uuids:
             return
-        # kept until the process ends: NVML is shut down as its context is collected
+        # Open until the process ends: NVML is shut down when its context is collected.
         self._open = ExitStack()
         self._library = self._open.enter_context(devices.nvml())
         if self._library is None:

@@ -1,6 +1,6 @@
 """Samples the GPUs of a node once a second while its ranks work, in a thread of the controller.
 
-A failure here ends no run: the record says why a figure is missing.
+A failure here does not end the run. The record says why a figure is missing.
 """
 
 from array import array
@@ -24,15 +24,15 @@ from multicard.records import rank_files
 from multicard.records.rank_files import RankReport
 
 INTERVAL_S = gpu_record.SAMPLING_S
-ANSWER_S = 10.0  # a driver that hangs must not hang the run
-Span = tuple[float, float]  # from, to, in seconds
+ANSWER_S = 10.0  # Limit for an answer: a driver that hangs must not hang the run.
+Span = tuple[float, float]  # Start and end in seconds.
 
 
 class MachineSampler:
-    """Samples while it is open: GPUs first before the ranks start and last when it closes.
+    """Samples GPUs while it is open: first before the ranks start, and last when it closes.
 
     Args:
-        uuids: of the GPUs, each once; none on CPU ranks.
+        uuids: UUIDs of the GPUs without repetitions. Empty on CPU ranks.
         ranks: the numbers of this node's ranks.
         attempt: the number of this start of the run, from 0.
     """
@@ -45,7 +45,7 @@ class MachineSampler:
         self._ranks = ranks
         self._attempt = attempt
         self._node = node
-        self._values = {uuid: array("d") for uuid in uuids}  # as COLUMNS
+        self._values = {uuid: array("d") for uuid in uuids}  # Rows of COLUMNS, one after another.
         self._indices: dict[str, int | None] = dict.fromkeys(uuids)
         self._missing: dict[str, dict[str, str]] = {uuid: {} for uuid in uuids}
         self._library: Any = None
@@ -60,8 +60,9 @@ class MachineSampler:
     def of_run(
         cls, config: RunConfig, placement: Placement, folder: Path, attempt: int, node: int = 0
     ) -> Self:
-        """The sampler of a run on this node; ranks may share a GPU,
-        and one process may use several.
+        """Make the sampler of a run on this node.
+
+        Ranks may share a GPU, and one process may use several.
         """
         uuids = devices.visible_gpus()[: config.gpus] if placement.device == "cuda" else []
         first = node * placement.processes
@@ -85,8 +86,9 @@ class MachineSampler:
         self._closed_s = clock_s()
 
     def _run(self) -> None:
-        """Sample until the sampler closes, and once more then;
-        the first sample is before the ranks start.
+        """Sample until the sampler closes, and once more then.
+
+        The first sample is taken before the ranks start.
         """
         try:
             with devices.nvml() as self._library:
@@ -97,7 +99,7 @@ class MachineSampler:
                 while not closes:
                     closes = self._done.wait(INTERVAL_S)
                     self._sample_each(handles)
-        except Exception as error:  # recorded; no reason to end a run
+        except Exception as error:  # The record has it. It is no reason to end a run.
             self._problem = Message(
                 "gpus.sampling-failed",
                 f"{type(error).__name__}: {error}",
@@ -108,12 +110,12 @@ class MachineSampler:
             self._first_sample.set()
 
     def _handles(self) -> dict[str, Any]:
-        """NVML's handles of the GPUs that it gives."""
+        """Return NVML's handles of the GPUs that it knows."""
         handles = dict[str, Any]()
         unknown = list[str]()
         library = self._library
         if library is None:
-            self._problem = Message("gpus.no-nvml", "NVML is not there")
+            self._problem = Message("gpus.no-nvml", "NVML is not available")
             return handles
         for uuid in self._uuids:
             handle, reason = devices.ask_why(library, library.nvmlDeviceGetHandleByUUID, uuid)
@@ -137,62 +139,62 @@ class MachineSampler:
                 self._neighbours.note(time_s, uuid, pid, memory_bytes, before_ranks)
 
     def write(self) -> None:
-        """Write what was sampled, after the ranks have ended;
-        a folder that was removed stays so.
-        """
+        """Write the samples after the ranks have ended, unless the folder was removed."""
         if self._uuids and self._folder.exists():
             reports = rank_files.read(self._folder)
-            with suppress(OSError):  # a full disk, say: the record says that the part is missing
+            # If the disk is full, for example, the record says that this part is missing.
+            with suppress(OSError):
                 self._write_gpus([report for report in reports if report.rank in self._ranks])
 
     def _write_gpus(self, reports: Sequence[RankReport]) -> None:
         """Write this node's part of the record's `gpu`."""
         sampled = (self._opened_s, self._closed_s)
         host = environment.host()
-        read = list(chain.from_iterable(report.counters for report in reports))
+        counter_readings = list(chain.from_iterable(report.counters for report in reports))
         samples = {
             uuid: with_readings(
-                _table(values),
-                [(time_s, joules) for time_s, gpu, joules in read if gpu == uuid],
+                _sample_rows(values),
+                [(time_s, joules) for time_s, gpu, joules in counter_readings if gpu == uuid],
                 sampled,
             )
             for uuid, values in self._values.items()
         }
-        trained = training_spans(reports, len(self._ranks), sampled)
-        spans = [(start_s - self._opened_s, end_s - self._opened_s) for start_s, end_s in trained]
-        if not trained:
+        training = training_spans(reports, len(self._ranks), sampled)
+        spans = [(start_s - self._opened_s, end_s - self._opened_s) for start_s, end_s in training]
+        if not training:
             times = [rows[:, 0] for rows in samples.values() if len(rows)] or [np.zeros(1)]
             first_s = max(time[0] for time in times)
             last_s = min(time[-1] for time in times)
             spans = [(first_s, max(first_s, last_s))]
-        part = {
+        node_part = {
             "start": self._attempt,
             "node": self._node,
             "host": host,
-            "covers": "training" if trained else "sampled",
+            "covers": "training" if training else "sampled",
             "spans_s": spans,
             "devices": [
                 {
                     "host": host,
                     "uuid": uuid,
                     "index": self._indices.get(uuid),
-                    "missing": self._reasons(uuid, samples),
+                    "missing": self._missing_reasons(uuid, samples),
                 }
-                for uuid in (*self._uuids, *self._used_elsewhere(reports))
+                for uuid in (*self._uuids, *self._unsampled_gpus(reports))
             ],
             "disturbed_by": [{"host": host, **other} for other in self._neighbours.foreign(spans)],
             "problem": self._problem,
         }
-        gpu_record.write_part(self._folder, part, samples)
+        gpu_record.write_part(self._folder, node_part, samples)
 
-    def _used_elsewhere(self, reports: Sequence[RankReport]) -> list[str]:
-        """GPUs that ranks used and nobody sampled, as where the user
-        has CUDA number them otherwise than NVML does.
+    def _unsampled_gpus(self, reports: Sequence[RankReport]) -> list[str]:
+        """Return GPUs that ranks used but that were not sampled.
+
+        This happens if the user makes CUDA number GPUs differently from NVML.
         """
-        used = {report.gpu: None for report in reports if report.gpu is not None}
-        # of an instance CUDA may say either UUID
-        whole = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)
-        unsampled = [uuid for uuid in used if whole and uuid not in self._uuids]
+        used_gpus = {report.gpu: None for report in reports if report.gpu is not None}
+        # For a MIG instance, CUDA may report the UUID of the GPU or of the instance.
+        has_whole_gpus = not any(uuid.startswith(devices.MIG) for uuid in self._uuids)
+        unsampled = [uuid for uuid in used_gpus if has_whole_gpus and uuid not in self._uuids]
         if unsampled:
             problem = Message(
                 "gpus.numbered-differently",
@@ -204,39 +206,41 @@ class MachineSampler:
             self._problem = "; ".join(filter(None, [self._problem, problem]))
         return unsampled
 
-    def _reasons(self, uuid: str, samples: dict[str, np.ndarray]) -> dict[str, str]:
-        """NVML's reasons for what none of a GPU's samples has,
-        and why processes were not listed.
-        """
+    def _missing_reasons(self, uuid: str, samples: dict[str, np.ndarray]) -> dict[str, str]:
+        """Return NVML's reasons for figures that a GPU's samples lack and for unlisted PIDs."""
         rows = samples.get(uuid)
         reasons = self._missing.get(uuid, {})
-        empty = {
+        unreported_columns = {
             name
-            for i, name in enumerate(COLUMNS)
-            if rows is not None and np.isnan(rows[:, i]).all()
+            for column, name in enumerate(COLUMNS)
+            if rows is not None and np.isnan(rows[:, column]).all()
         }
         return {
-            name: reason for name, reason in reasons.items() if name in empty or name == "processes"
+            name: reason
+            for name, reason in reasons.items()
+            if name in unreported_columns or name == "processes"
         }
 
 
-def _table(values: Sequence[float]) -> np.ndarray:
-    """Samples as rows (n, COLUMNS), but for one that a thread that hangs left incomplete."""
+def _sample_rows(values: Sequence[float]) -> np.ndarray:
+    """Return samples as rows (n, COLUMNS), without a row that a hanging thread left incomplete."""
     width = len(COLUMNS)
     return np.array(values[: len(values) // width * width], float).reshape(-1, width)
 
 
 def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) -> list[Span]:
-    """Spans in which any of the ranks trained, on `clock_s`: what `total_s` covers. None unless all
-    that are expected say, within the time in which GPUs were sampled: files of an earlier start
-    have other times. Nor of a cell of a race, in whose pauses others train.
+    """Return the spans in which any rank trained, on `clock_s`: the time that `total_s` covers.
+
+    Empty unless all expected ranks report spans within the time in which GPUs were sampled: files
+    of an earlier start have other times. Also empty for a cell of a race, because others train in
+    its pauses.
     """
     spans: list[Span] = []
     if len(ranks) < expected or any(
         rank.probe is not None and rank.probe.ended_by == "race" for rank in ranks
     ):
         return spans
-    # those that all ranks ended
+    # `zip` keeps only the spans that all ranks have ended.
     for pieces in zip(*(rank.spans_s for rank in ranks), strict=False):
         start_s = min(piece[0] for piece in pieces)
         end_s = max(piece[1] for piece in pieces)
@@ -247,11 +251,15 @@ def training_spans(ranks: Sequence[RankReport], expected: int, sampled: Span) ->
 def with_readings(
     samples: np.ndarray, readings: Sequence[tuple[float, float]], sampled: Span
 ) -> np.ndarray:
-    """Samples (n, columns) of a GPU with a row, of energy alone, for each reading of its counter by
-    a rank: time on `clock_s`, and joules. Those outside of `sampled` are of an earlier start.
+    """Return a GPU's samples (n, columns) with rows for the energy that ranks read themselves.
+
+    Args:
+        readings: time on `clock_s` and joules. Readings outside of `sampled` belong to an earlier
+            start and are left out.
     """
-    inside = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
-    rows = np.full((len(inside), len(COLUMNS)), np.nan)
-    rows[:, :2] = np.array(inside).reshape(-1, 2) - (sampled[0], 0.0)  # time and energy
-    both = np.concatenate([samples, rows])
-    return both[np.argsort(both[:, 0], kind="stable")]
+    current_readings = [reading for reading in readings if sampled[0] <= reading[0] <= sampled[1]]
+    rows = np.full((len(current_readings), len(COLUMNS)), np.nan)
+    # The first two columns are time and energy.
+    rows[:, :2] = np.array(current_readings).reshape(-1, 2) - (sampled[0], 0.0)
+    merged = np.concatenate([samples, rows])
+    return merged[np.argsort(merged[:, 0], kind="stable")]

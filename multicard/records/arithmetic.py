@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from multicard.records.schema_parts import Float, Number
+from multicard.records.schema_types import Float, Number
 
 
 class Arithmetic(Struct):

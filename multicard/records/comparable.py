@@ -14,7 +14,7 @@ from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.records import limits
 from multicard.records.schema import AnyRecord, LlmRecord, VisionRecord
-from multicard.records.schema_parts import TextRows
+from multicard.records.schema_data import TextRows
 
 DATA = "data"  # The column for the fingerprint of the data.
 REPETITION = "repetition"  # The column for the number of the repetition.

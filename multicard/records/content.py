@@ -14,7 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from multicard.messages import Refusal
-from multicard.records.schema_parts import DataContent
+from multicard.records.schema_data import DataContent
 
 BUDGET_BYTES = 64 << 20
 MOST_FILES = 1024

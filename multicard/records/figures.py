@@ -14,7 +14,7 @@ from typing import Any, Literal, get_type_hints
 from msgspec import UNSET, Struct
 
 from multicard.records.schema import LlmRecord, Record, ScriptRecord, VisionRecord
-from multicard.records.schema_parts import described
+from multicard.records.schema_types import described
 from multicard.records.text_table import clean, in_bytes, in_joules
 
 RECORDS: dict[str, type[Record]] = {

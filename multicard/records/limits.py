@@ -19,7 +19,8 @@ from multicard.config.placement import CROWDED, OVERSUBSCRIBED
 from multicard.messages import Message, code_of
 from multicard.records import limit_facts
 from multicard.records.schema import AnyRecord, LlmRecord
-from multicard.records.schema_parts import HeldOut, Limit
+from multicard.records.schema_data import HeldOut
+from multicard.records.schema_parts import Limit
 from multicard.records.trained_weights import ApartBy
 
 # A run is limited if other processes, or a hypervisor, take a larger share of its cores.

@@ -17,18 +17,9 @@ from multicard.measure import formulas, series
 from multicard.measure.timing import clock_s, pause
 from multicard.messages import Message
 from multicard.records import run_folder, steps
-from multicard.records.schema_parts import (
-    HeldOut,
-    Ignored,
-    Limit,
-    Memory,
-    Parts,
-    ProbeEnd,
-    SavedModel,
-    Scalar,
-    Segment,
-    TextRows,
-)
+from multicard.records.schema_data import HeldOut, Ignored, TextRows
+from multicard.records.schema_parts import Limit, Memory, Parts, ProbeEnd, SavedModel, Segment
+from multicard.records.schema_types import Scalar
 from multicard.records.trained_weights import Weights
 
 SEEN_S = 60.0  # A shared file system shows files of another node within this time.

@@ -17,34 +17,25 @@ from msgspec.structs import astuple
 from multicard.config import prices
 from multicard.config.schema import nested_without_older
 from multicard.records.arithmetic import Arithmetic
+from multicard.records.schema_data import DataContent, HeldOut, Ignored, TextRows
 from multicard.records.schema_parts import (
     Cause,
     Communication,
-    Count,
-    DataContent,
     Diagnosis,
     Divergence,
-    Duration,
-    Float,
     Gpu,
-    HeldOut,
-    Ignored,
-    Int,
     Limit,
     Load,
     Memory,
-    Number,
     Prediction,
     ProbeEnd,
     ProfileTable,
     SavedModel,
-    Scalar,
     Segment,
-    Share,
     Statistics,
-    TextRows,
     Transfers,
 )
+from multicard.records.schema_types import Count, Duration, Float, Int, Number, Scalar, Share
 
 SCHEMA_VERSION = 1
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from multicard.records.schema_parts import Count, Int, Scalar
+from multicard.records.schema_types import Count, Int, Scalar
 
 
 class Git(Struct):

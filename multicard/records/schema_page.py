@@ -12,9 +12,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
-from multicard.records import figures, run_folder, schema, schema_parts, text_table
+from multicard.records import figures, run_folder, schema, schema_types, text_table
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import described
+from multicard.records.schema_types import described
 
 INTRODUCTION = f"""# The record of a run
 
@@ -106,7 +106,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _in_words(hint: Any) -> str:
     """Return the name of a type for readers, as in "number or null"."""
     types, _ = described(hint)
-    if set(types) == set(get_args(schema_parts.Scalar)):
+    if set(types) == set(get_args(schema_types.Scalar)):
         return "scalar"
     if len(types) > 1:
         parts = [_in_words(part) for part in types if part not in (NoneType, UnsetType)]

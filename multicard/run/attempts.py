@@ -15,7 +15,8 @@ from multicard.ranks import checkpoint
 from multicard.ranks.failures import Failure
 from multicard.ranks.process import ended_file
 from multicard.records import content, run_folder
-from multicard.records.schema_parts import Attempt, DataContent, Load, Prediction, Segment
+from multicard.records.schema_data import DataContent
+from multicard.records.schema_parts import Attempt, Load, Prediction, Segment
 
 
 def begin(

@@ -175,7 +175,7 @@ def _from_folder(run: PreparedRun, begun_record: AnyRecord) -> tuple[AnyRecord, 
     if profiles:
         from multicard.observe.profiles import metrics
 
-        record.profile = metrics.of_run(folder, profiles, record)
+        record.profile = metrics.profile_of_run(folder, profiles, record)
         metrics.add_copies(record)
     if ablations:
         advise = partial(run.workload.advise, config, placement)

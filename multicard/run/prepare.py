@@ -25,8 +25,9 @@ from multicard.observe.profiles import nsys
 from multicard.ranks import checkpoint, failures
 from multicard.ranks.process import RankSettings
 from multicard.records import content, ownership, run_folder
+from multicard.records.schema_data import DataContent
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import DataContent, Prediction
+from multicard.records.schema_parts import Prediction
 from multicard.run import attempts
 from multicard.run.peers import Peers
 from multicard.run.workload import Workload
@@ -101,7 +102,7 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
             most=most_ranks,
         )
     if config.profile.name is ProfileName.nsys:
-        nsys.check(placement.device)
+        nsys.refuse_unavailable(placement.device)
     workload.fits(config, placement)
     workload.has_room(config, placement)
     workload.check(config)
@@ -225,7 +226,7 @@ def _with_profiler(config: RunConfig, placement: Placement) -> RunConfig:
 
     Print a notice if that is kineto on a machine with CUDA, where nsys would record more.
     """
-    profiled_config = nsys.chosen(config, placement.device)
+    profiled_config = nsys.resolve_auto(config, placement.device)
     if (
         profiled_config is not config
         and profiled_config.profile.name is ProfileName.kineto

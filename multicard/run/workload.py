@@ -10,8 +10,8 @@ from multicard.config.placement import Placement
 from multicard.messages import Message
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
+from multicard.records.schema_data import RepeatedImages
 from multicard.records.schema_parts import Cause as Failure
-from multicard.records.schema_parts import RepeatedImages
 
 
 @dataclass(frozen=True)

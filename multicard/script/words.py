@@ -129,7 +129,7 @@ def overrides(config: ScriptConfig) -> list[str]:
     if config.profile.name != ProfileName.none:  # The option comes first, and then its keys.
         overriding.append(f"profile={config.profile.name}")
     for key, value in values.items():
-        # Keys that were written above, which have no role that says so.
+        # no roles: these keys were written above.
         is_named = key in ("script", "profile.name") or (key == "name" and _is_time(config.name))
         group = key.partition(".")[0]
         if is_named or Role.sweeps in schema.of(key) or Role.sweeps in schema.of(group):

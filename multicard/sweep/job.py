@@ -226,7 +226,7 @@ class SlurmJob(CellJob):
         try:
             config = prepare.typed(self.workload, self.cfg)
             placement = prepare.check(self.workload, config, allocation)
-            config = nsys.chosen(config, placement.device)
+            config = nsys.resolve_auto(config, placement.device)
         except ValueError as error:
             guest.wait_for_start(str(error))
             return None

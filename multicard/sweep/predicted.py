@@ -11,7 +11,7 @@ from multicard.config.job import Device, count, resources
 from multicard.config.sweeps import AUTO, LEAST_AUTO, Fit, is_elsewhere, repeats
 from multicard.estimate import peaks
 from multicard.estimate.estimates import Effort, Estimate, estimate, printing_errors
-from multicard.estimate.target import TargetMachine, named, targets
+from multicard.estimate.target import TargetMachine, find_gpu, targets
 from multicard.machine import devices, environment
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, say
@@ -145,7 +145,7 @@ def check_fit(sweep: Sweep, on_slurm: bool = False) -> None:
     """
     remaining = sweep.left
     for name in {cell.cfg.predict.gpu for cell in remaining} - {None}:
-        named(name)  # A wrong name is refused even if nothing needs the GPU.
+        find_gpu(name)  # A wrong name is refused even if nothing needs the GPU.
     cells_to_check = [
         cell
         for cell in remaining

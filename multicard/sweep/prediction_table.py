@@ -9,7 +9,7 @@ from multicard.config import prices
 from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.estimate.estimates import Estimate
-from multicard.estimate.observations import Basis, explained
+from multicard.estimate.observations import Basis, explain_marks
 from multicard.messages import Message
 from multicard.records import text_table
 from multicard.records.figures import BYTES, JOULES, MONEY, Scale, Unit, seconds
@@ -153,7 +153,7 @@ def note_lines(rows: Sequence[PredictionRow]) -> list[str]:
             " such a node"
         )
         lines.append(Message("predict.probe", sentence, key="probe"))
-    lines += explained(prediction.marks for prediction in predictions)
+    lines += explain_marks(prediction.marks for prediction in predictions)
     if any(prediction.as_busy for prediction in predictions):
         sentence = (
             f"{AS_BUSY}: the total's 90% interval if other programs use as many cores as they did"

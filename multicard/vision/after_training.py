@@ -152,7 +152,7 @@ def time_ablations(
     timed = {name: diagnosis.timed(rank, take_steps) for name, take_steps in step_takers.items()}
     rounds_ahead = -(-prepared // share.batches_per_step)
     warm_up = GRAPH_PASSES if loop.cuda_graphs else 1
-    return diagnosis.interleaved(
+    return diagnosis.measure_interleaved(
         timed, refill, rank, step_s, rounds_ahead, lambda: loop.progress.board.stop_at > 0, warm_up
     )
 

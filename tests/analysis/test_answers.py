@@ -4,6 +4,7 @@ and when there is none; main effects.
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -19,7 +20,7 @@ from analysis.figures.effect_charts import UNREPEATED, what_matters
 from analysis.figures.setting_charts import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, effects_section
-from analysis.runs import load
+from analysis.runs import circumstances, load
 from analysis.stats import intervals
 from analysis.stats.effects import Point, interactions, main_effects
 from multicard.measure.repeated_runs import Spread
@@ -229,7 +230,7 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
         for n, (gpus, time_s) in enumerate(times)
     ]
     found = answer(tmp_path, *each)
-    assert found.is_told
+    assert found.is_clearly_faster
     facts = found.lead.facts
     assert facts["n"] == [3, 3] and 1.6 < facts["low"] < 101 / 60.5 < facts["high"] < 1.75
     assert f"{facts['low']:.2f} to {facts['high']:.2f}" in found.evidence
@@ -251,7 +252,7 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
                 for one, t in zip(runs, times, strict=True)
             ]
         )
-        wrong += found.is_told
+        wrong += found.is_clearly_faster
     assert wrong <= 4  # 5 % of the sweeps, not of the settings
 
 
@@ -321,7 +322,7 @@ def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
     for rows, record in ((1000, whole), (896, part)):
         record["epochs"][0]["samples"], record["text_rows"]["read"] = rows, 1000
     found = answer(tmp_path, whole, part)
-    assert found.ranking.is_at_pace and not found.is_told
+    assert found.ranking.is_at_pace and not found.is_clearly_faster
     part["epochs"][0]["samples"] = 992  # of batches of 32
     assert not answer(tmp_path, whole, part).ranking.is_at_pace
 
@@ -419,7 +420,9 @@ def test_an_effect_is_the_mean_over_blocks_with_the_variance_of_a_contrast():
     assert (a.axis, a.gain.estimate, a.blocks) == ("a", pytest.approx(0.6), 2)
     # t of 10 degrees of freedom; four means of two runs
     half = 2.2281389 * math.sqrt(0.01 * 4 * (1 / 2) ** 2 / 2)
-    assert (a.gain.low, a.gain.high) == pytest.approx((0.6 - half, 0.6 + half)) and a.gain.is_told
+    assert (a.gain.low, a.gain.high) == pytest.approx(
+        (0.6 - half, 0.6 + half)
+    ) and a.gain.excludes_zero
     assert b.gain.estimate == pytest.approx(0.3)
     machines = [
         *points[:2],
@@ -453,7 +456,7 @@ def test_without_repetitions_noise_is_what_blocks_differ_by():
     assert a.gain.high is not None and a.gain.high - 0.6 == pytest.approx(
         12.7062 * 0.4 / 2, rel=1e-4
     )
-    assert not a.gain.is_told and interactions(points, [a]) == []
+    assert not a.gain.excludes_zero and interactions(points, [a]) == []
     single = main_effects(grid({(0, 0): 0.0, (1, 0): 0.4}, Spread()), {"a": 0})
     assert single[0][0].gain.low is None
 
@@ -467,7 +470,7 @@ def test_effects_and_interactions_of_noise_are_called_so_in_5_percent_of_the_swe
         points = grid(dict(zip(cells, logs.mean(axis=1).tolist(), strict=True)), spread, runs=3)
         by_axis = main_effects(points, BASES)
         wrong["effects"] += any(
-            one.gain.is_told for own in by_axis for one in own if own[0].axis == "a"
+            one.gain.excludes_zero for own in by_axis for one in own if own[0].axis == "a"
         )
         wrong["interactions"] += bool(interactions(points, [own[0] for own in by_axis]))
     assert max(wrong.values()) <= 0.07 * 400 and min(wrong.values()) > 0
@@ -489,14 +492,14 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
     for effect, factor in ((layout, (1.25 * 2) ** 0.5), (gpus, (10 / 9 * 16 / 9) ** 0.5)):
         assert (
             math.exp(effect.gain.estimate) == pytest.approx(factor, rel=1e-3)
-            and effect.gain.is_told
+            and effect.gain.excludes_zero
         )
     (depends,) = interactions(time.points, [layout, gpus])
     assert (depends.effect, depends.axis) == (layout, "gpus") and len(time.interactions) == 1
     gains = {gpus: math.exp(gain) for gpus, gain in depends.gains.items()}
     assert gains == {1: pytest.approx(1.25), 2: pytest.approx(2.0)}
     same = accuracy.by_axis[0][0].gain
-    assert not same.is_told and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
+    assert not same.excludes_zero and (same.low, same.high) == pytest.approx((0.0, 0.0), abs=5e-4)
     blocks = effects_section(known_rankings(runs)).blocks
     assert [block.figure.name for block in blocks if isinstance(block, Plot)] == ["effects"]
     single = effects_section(known_rankings(runs[::2])).blocks
@@ -523,6 +526,25 @@ def test_another_batch_is_said(tmp_path: Path, steps: int, step: float | None):
     assert says(sentence, "answer.other-batch") is (step is not None)
     if step is not None:
         assert says(sentence, "answer.other-batch", step=step, other=10.0)
+
+
+@pytest.mark.parametrize(
+    ("record", "unit"),
+    [(records.vision, "images"), (records.llm, "tokens"), (records.script, "samples")],
+)
+def test_what_a_step_trains_is_counted_in_the_unit_of_its_kind(
+    record: Callable[..., dict[str, Any]], unit: str, tmp_path: Path
+):
+    each = [record(**one) for one in (DEFAULT, TWO)]
+    each[1]["epochs"][0]["steps"] *= 2
+    assert says(answer(tmp_path, *each).sentence, "answer.other-batch", unit=unit)
+
+
+def test_steps_that_are_counted_in_different_units_have_no_unit_of_their_own(tmp_path: Path):
+    each = [records.script(**one) for one in (DEFAULT, TWO)]
+    each[1]["tokens"] = {"all": 500, "non_padding": 500}
+    runs = load.read([write(tmp_path, *each)]).runs
+    assert circumstances.step_work_unit(runs) == "samples or tokens"
 
 
 @pytest.mark.parametrize(

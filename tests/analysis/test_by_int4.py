@@ -9,7 +9,7 @@ import pytest
 
 import multicard
 from analysis import train_best
-from analysis.answers import Answer, of_ranking
+from analysis.answers import Answer, answer_for
 from analysis.commands.best import rankings
 from analysis.runs import by_int4, load
 from multicard.records import held_out
@@ -41,8 +41,8 @@ def write(
 
 
 def recommended(folder: Path) -> Answer:
-    (ranking,) = rankings(by_int4.judged(load.read([folder]).runs)[0])
-    return of_ranking(ranking)
+    (ranking,) = rankings(by_int4.judge_by_int4(load.read([folder]).runs)[0])
+    return answer_for(ranking)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_qat_is_kept_where_its_rows_lose_less_in_int4(sweep: Path):
-    assert of_ranking(rankings(load.read([sweep]).runs)[0]).setting != "method=qat"
+    assert answer_for(rankings(load.read([sweep]).runs)[0]).setting != "method=qat"
     found = recommended(sweep)
     assert found.setting == "method=qat" and says(found.statement, "answer.lower-held-out-loss")
     assert not says(found.statement, "answer.in-int4")
@@ -67,7 +67,7 @@ def test_full_tuning_is_recommended_where_rows_do_not_tell(tmp_path: Path):
     write(tmp_path, "full", 50.0, noisy(2.5), same)
     write(tmp_path, "qat", 100.0, noisy(2.0), other * level)
     assert recommended(tmp_path).setting == "method=full"
-    assert of_ranking(rankings(load.read([tmp_path]).runs)[0]).setting == "method=qat"
+    assert answer_for(rankings(load.read([tmp_path]).runs)[0]).setting == "method=qat"
 
 
 def test_the_command_says_by_what_it_judges_and_what_it_leaves_out(sweep: Path, said: Said):

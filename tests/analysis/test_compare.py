@@ -345,9 +345,9 @@ def test_other_circumstances_are_said(tmp_path: Path):
         "driver": ("580.1", "570"),
         "cudnn_allow_tf32": ("True", "nothing"),
         "dataset.root": ("/data", "/mnt"),
-        circumstances.CLOCKS["sm_clock_mean_mhz"]: (1900.0, 1500.0),
+        circumstances.CLOCK_NAMES["sm_clock_mean_mhz"]: (1900.0, 1500.0),
         Told("limit.disturbed"): ("nothing", "yes"),
     }
     assert {name: differing[name] for name in expected} == expected
-    assert says(text, "compare.step-work", a=100.0, b=105.0)
+    assert says(text, "compare.step-work", a=100.0, b=105.0, unit="images")
     assert "torchvision" not in differing

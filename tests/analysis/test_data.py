@@ -19,7 +19,7 @@ from analysis.commands import list_runs
 from analysis.runs import load, sql
 from multicard.records.limits import APART, KINDS, OTHER_STEPS, OTHER_WEIGHTS
 from multicard.records.output import FORMATS, NAMED
-from multicard.records.text_table import CUT
+from multicard.records.text_table import ELLIPSIS
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT
 from tests.helpers import messages, records
@@ -173,7 +173,7 @@ def test_a_bad_expression_is_one_line(
     monkeypatch,
 ):
     """`within`: the nearest column, or a part of DuckDB's own words."""
-    monkeypatch.setattr(sql, "MOST_S", 1.0 if code == "list.too-long" else 60.0)
+    monkeypatch.setattr(sql, "MAX_QUERY_S", 1.0 if code == "list.too-long" else 60.0)
     records.write(tmp_path / "a", records.vision())
     line = refused("list", tmp_path, "--where", where)
     found = find(line, code, **facts).facts
@@ -244,7 +244,7 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
         assert "total_s" in lines[1] and [line.split()[-2] for line in lines[2:4]] != ["-", "-"]
         assert "list.no-room" in codes(" ".join(lines))
         (cause,) = [line for line in lines if line.startswith("failed (2 runs): ")]
-        assert message.startswith(cause.partition(": ")[2].removesuffix(CUT))
+        assert message.startswith(cause.partition(": ")[2].removesuffix(ELLIPSIS))
     whole = list_runs.output(found, found.runs, None).lines(None)
     assert f"failed (2 runs): {message}" in whole and "list.no-room" not in codes(" ".join(whole))
 

@@ -11,7 +11,7 @@ import pytest
 
 from analysis import experiments
 from analysis.__main__ import main
-from analysis.claims import measures, render, verdicts
+from analysis.claims import judging, measures, render, special_forms
 from analysis.claims.comparison import Readings
 from analysis.commands import best, compare, compared_cells, list_runs
 from analysis.experiments import Panel
@@ -62,7 +62,7 @@ def test_the_content_makes_a_setting_and_its_place_does_not(tmp_path: Path):
         *[write(tmp_path, on(), on("bbb"), refused)] * 2, ["data"], common=False, mix=False
     )
     assert pair.sides == ("data=aaa", "data=bbb")  # what was refused has no data
-    assert len(draw.GENERAL["phases"](runs)[0].rows) // 4 >= 2
+    assert len(draw.DRAW_GENERAL["phases"](runs)[0].rows) // 4 >= 2
 
 
 def test_older_records_group_as_before(tmp_path: Path):
@@ -172,7 +172,7 @@ def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: P
 def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tmp_path: Path):
     cells = [("fp32", 1, 100.0), ("fp32", 2, 40.0), ("fp16", 1, 80.0), ("fp16", 2, 41.0)]
     runs = write(tmp_path / "r", *(on(precision=p, gpus=n, total_s=s) for p, n, s in cells))
-    (figure,) = draw.GENERAL["efficiency"](runs)
+    (figure,) = draw.DRAW_GENERAL["efficiency"](runs)
     shares = [
         row for row in figure.rows if row["measure"] == "efficiency" and row["of"] == "measured"
     ]
@@ -198,7 +198,7 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
             for seed in range(8)
         ),
     )
-    judged = {verdict.claim.name: verdict for verdict in verdicts.judge(runs)}
+    judged = {verdict.claim.name: verdict for verdict in judging.judge(runs)}
     figures = [judged[name].figures[0] for name in ("ddp-ds-scales", "ddp-rr-does-not")]
     assert [(figure.doubtful, figure.text.endswith("?")) for figure in figures] == [
         (True, True),
@@ -318,11 +318,11 @@ def test_a_setting_has_no_figure_where_one_of_its_runs_has_none_and_the_highest_
     )
     assert not best.Limits(accuracy=0.01).keep(runs) and best.Limits(accuracy=0.01).keep(others)
     with messages.refused("claim.no-column", column="test_accuracy"):
-        measures.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
+        special_forms.accuracy(measures.Sides(runs, others, 0.95, Readings(found.runs)))
     # one of the former's failed, which held most
     runs, others = ok(found, "fp16", 1), ok(found, "fp32", 1)
     assert panel.repeated.figure(runs, "peak_memory_bytes") == measures.Interval(5e9, None, None)
-    claimed = measures.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
+    claimed = special_forms.peak_memory(measures.Sides(others, runs, 0.95, Readings(found.runs)))
     assert (
         claimed.estimate == pytest.approx(6 / 5) and claimed.low is not None and claimed.low < 6 / 5
     )

@@ -119,8 +119,8 @@ def test_tables_and_charts_of_the_papers_leave_it_out(runs: list[Run], tmp_path:
     measured = [(row["total_s"], row["runs"]) for row in table.rows if row["total_s"]]
     assert measured == [(101.0, 2), (60.5, 2), (200.0, 1)]
     assert says(texts(table.notes), "runs.left-out", runs=1, of=6)
-    assert [(row["mean"], row["n"]) for row in chart_data.measured(panel, "total_s")] == measured
-    assert [row["n"] for row in chart_data.measured(panel, "test_accuracy")] == [2, 3, 1]
+    assert [(row["mean"], row["n"]) for row in chart_data.mean_rows(panel, "total_s")] == measured
+    assert [row["n"] for row in chart_data.mean_rows(panel, "test_accuracy")] == [2, 3, 1]
 
 
 def test_the_table_at_the_end_of_a_sweep_leaves_it_out(runs: list[Run]):

@@ -131,11 +131,11 @@ def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_
         (2, 0.5, None),
         (4, 2.5, None),
     ]
-    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MOST_SERIES + 1)]
+    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MAX_SERIES + 1)]
     many = figures.losses(write(tmp_path / "many", *run_records))
     assert [figure.name for figure in many] == ["losses", "losses-2"]
     assert [len({row["series"] for row in figure.rows}) for figure in many] == [
-        setting_charts.MOST_SERIES,
+        setting_charts.MAX_SERIES,
         1,
     ]
 
@@ -348,7 +348,7 @@ def test_windows_tell_gpus_that_take_turns_from_those_that_are_alike():
 def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_have(
     tmp_path: Path, monkeypatch
 ):
-    monkeypatch.setattr(timelines, "MOST_POINTS", 20)
+    monkeypatch.setattr(timelines, "MAX_POINTS", 20)
     for seed, lr in enumerate((0.1, 0.2, 0.3, 0.4, 0.5)):
         sampled(tmp_path / str(seed), lr=lr)
     figures = timelines_of(tmp_path)
@@ -357,7 +357,7 @@ def test_long_runs_are_thinned_more_runs_more_figures_and_files_show_what_they_h
         row for row in figures[1].rows if row["measure"] == "power_w" and row["of"] == "sample"
     ]
     assert 10 < len(points) <= 20
-    assert list(timelines._points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [
+    assert list(timelines._thinned_points(np.arange(4.0), np.array([1, math.nan, 3, 5.0]))) == [
         (0, 1),
         (2, 3),
         (3, 5),

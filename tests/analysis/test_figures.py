@@ -292,7 +292,7 @@ def test_metrics_of_profiles_are_in_time_and_in_percent(tmp_path: Path):
     assert all(
         experiment_charts.TITLES[measure].format(unit) in words for measure, unit in titles.items()
     )
-    assert words.count(profile_metrics.NAMES[profile_metrics.NCCL]) == 2
+    assert words.count(profile_metrics.DISPLAY_NAMES[profile_metrics.NCCL]) == 2
     profiled = find(figure.caption, "figure.profiled").facts["windows"]
     assert len(profiled) == 1 and profiled[0].startswith("10 steps")
 

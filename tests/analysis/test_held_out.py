@@ -333,10 +333,10 @@ def test_what_each_setting_gains_in_held_out_loss_is_told_by_rows(tmp_path: Path
     found = {one.measure: one for one in what_matters([ranking])}
     assert [*found] == ["total_s", "held_out_loss"]
     gains = {effects[0].axis: effects[0].gain for effects in found["held_out_loss"].by_axis}
-    assert gains["method"].is_told and gains["method"].estimate == pytest.approx(
+    assert gains["method"].excludes_zero and gains["method"].estimate == pytest.approx(
         -np.log(1.05), abs=0.01
     )
-    assert not gains["gpus"].is_told
+    assert not gains["gpus"].excludes_zero
     assert found["held_out_loss"].figure("effects").rows
 
 

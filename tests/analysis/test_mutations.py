@@ -195,4 +195,4 @@ def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
             row_sources.read_file(str(tmp_path / name))
     (tmp_path / "trace.json").write_text(f'{{"a": {nested}, "traceEvents": []}}')
     with pytest.raises(ValueError, match=r"trace\.json.*(nested|recursion)"):
-        profiles.read([tmp_path / "trace.json"])
+        profiles.read_profile([tmp_path / "trace.json"])

@@ -11,7 +11,7 @@ import pytest
 
 import multicard
 from analysis.__main__ import main
-from analysis.notebook import Runs, refusing
+from analysis.notebook import Runs, python_refusals
 from multicard import messages
 from multicard.messages import Refusal
 from multicard.records import text_table
@@ -171,7 +171,7 @@ def test_what_a_condition_may_have_meant_is_said(runs: Runs):
 def test_options_in_a_refusal_are_written_as_arguments(
     option: str, argument: str, monkeypatch: pytest.MonkeyPatch
 ):
-    @refusing()
+    @python_refusals()
     def refuse() -> None:
         raise Refusal("a.b", option, key="--by", value=1)
 

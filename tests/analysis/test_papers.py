@@ -92,11 +92,14 @@ def differing(difference: Message) -> tuple[str, str, str, bool]:
 
 def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     same = panel("table2", grids.write_papers(tmp_path / "same", "table2"))
-    assert not same_setting.differences(same) and len(same_setting.beside(same, "total_s")) == 12
+    assert (
+        not same_setting.differences(same)
+        and len(same_setting.comparable_figures(same, "total_s")) == 12
+    )
     other = panel(
         "table2", grids.write_papers(tmp_path / "other", "table2", epochs=2, batch_size=64)
     )
-    assert not same_setting.beside(other, "total_s")
+    assert not same_setting.comparable_figures(other, "total_s")
     (line,) = same_setting.notes(other, [])
     assert line.code == "paper.other-setting"
     assert [differing(one) for one in line.facts["reasons"]] == [
@@ -105,12 +108,14 @@ def test_figures_stand_beside_the_same_setting_alone(tmp_path: Path):
     ]
     shrunk = panel("table2", grids.write_papers(tmp_path / "shrunk", "table2", scale="smoke"))
     assert shrunk.command == "python train_vision.py experiment=table2 name=table2 scale=smoke"
-    assert not same_setting.beside(shrunk, "total_s") and not same_setting.notes(shrunk, [])
+    assert not same_setting.comparable_figures(shrunk, "total_s") and not same_setting.notes(
+        shrunk, []
+    )
     few = panel(
         "table5",
         grids.write_papers(tmp_path / "few", "table5", dataset="synthetic", dataset__rows=500),
     )
-    assert not same_setting.beside(few, "total_s")
+    assert not same_setting.comparable_figures(few, "total_s")
     (line,) = same_setting.notes(few, [])
     assert [differing(one) for one in line.facts["reasons"]][-2:] == [
         ("dataset", "synthetic", "alpaca_cleaned", True),
@@ -129,7 +134,7 @@ def test_iteration_times_of_table_5_are_some_of_figure_10_too(tmp_path: Path):
         )
         record = records.llm(**keys | {"dataset": dataset, "template": template, "gpus": gpus})
         records.write(tmp_path / f"{dataset}-{gpus}", record)
-    beside = same_setting.beside(panel("datasets", tmp_path), "step_s")
+    beside = same_setting.comparable_figures(panel("datasets", tmp_path), "step_s")
     times = {
         (dict(cell)["dataset"], dict(cell)["gpus"]): figure.value for cell, figure in beside.items()
     }

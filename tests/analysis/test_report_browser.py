@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from analysis.report import page
-from analysis.report.runs_section import SETTINGS
+from analysis.report.runs_columns import SETTINGS
 from tests.analysis.test_figure_files import sampled
 from tests.analysis.test_predictions import scaled
 from tests.analysis.test_report import EVIL, ROWS, THEMES, build, inlined, strangers_section, sweep

@@ -220,7 +220,7 @@ def test_an_effect_has_the_ratio_and_the_hedge_of_the_recommendation(everywhere:
     ((effect,),) = time.by_axis
     # of geometric means
     assert math.exp(effect.gain.estimate) == pytest.approx(ratio.ratio, rel=2e-3)
-    assert effect.gain.is_told == (
+    assert effect.gain.excludes_zero == (
         answer.ranking.cheaper(one, two) or answer.ranking.cheaper(two, one)
     )
     bounds = ratio.bounds()

@@ -10,6 +10,7 @@ import pytest
 
 from analysis import experiments
 from analysis.commands import table as tables
+from analysis.commands.experiment_table import ExperimentTable
 from analysis.runs import load
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.papers import printed as papers
@@ -30,12 +31,12 @@ def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) 
     return folder
 
 
-def printed(name: str, folder: Path) -> list[tables.ExperimentTable]:
+def printed(name: str, folder: Path) -> list[ExperimentTable]:
     experiment = experiments.load(name)
     return tables.tables(experiment, experiments.panels(experiment, load.read([folder]).runs))
 
 
-def row(table: tables.ExperimentTable, **cell: Any) -> dict[str, Any]:
+def row(table: ExperimentTable, **cell: Any) -> dict[str, Any]:
     (found,) = (one for one in table.rows if all(one[key] == value for key, value in cell.items()))
     return found
 

@@ -82,12 +82,12 @@ def test_sweeps_are_named_one_by_one_or_by_the_folder_of_all(tmp_path: Path):
     for seed, name in enumerate("abcd"):
         records.write(tmp_path / name / "run", records.vision(seed=seed, total_s=100.0 + seed))
     runs = sorted(load.read([tmp_path]).runs, key=lambda run: run.folder)
-    assert shlex.split(training_command.offered(runs[:2]))[-3:] == [
+    assert shlex.split(training_command.train_command(runs[:2]))[-3:] == [
         f"{tmp_path}/a/",
         f"{tmp_path}/b/",
         "--train",
     ]
-    assert shlex.split(training_command.offered(runs))[-2:] == [f"{tmp_path}/", "--train"]
+    assert shlex.split(training_command.train_command(runs))[-2:] == [f"{tmp_path}/", "--train"]
 
 
 def test_what_cannot_be_recommended_is_not_trained(tmp_path: Path, refused: Said):

@@ -88,7 +88,7 @@ def test_each_group_counts_once_in_a_conformal_quantile():
 
 
 def test_the_stated_growth_follows_from_the_published_table():
-    follows = prediction.fitted(prediction.cases(published.sound()))
+    follows = prediction.fitted(prediction.cases(published.sound_series()))
     for name in ("threshold", "slope", "constant", "low", "high"):
         assert getattr(scaling.PUBLISHED, name) == pytest.approx(
             getattr(follows, name), abs=2e-3
@@ -98,14 +98,15 @@ def test_the_stated_growth_follows_from_the_published_table():
 def test_the_model_of_a_row_never_saw_its_family(monkeypatch):
     rows = prediction.lambda_fp16()
     before = prediction.scaling_far([row for row in rows if row.family == "A100"])
-    others = tuple(row for row in published.sound() if row.family != "A100")
-    monkeypatch.setattr(published, "sound", lambda: others)
+    others = tuple(row for row in published.sound_series() if row.family != "A100")
+    monkeypatch.setattr(published, "sound_series", lambda: others)
     assert prediction.scaling_far([row for row in rows if row.family == "A100"]) == before != []
 
 
 def test_the_interval_of_a_line_through_two_counts_holds_nine_of_ten_times_of_nodes_that_were_left_out():
     needed = [
-        prediction.needed_extension(case) for case in prediction.line_cases(published.sound())
+        prediction.needed_extension(case)
+        for case in prediction.line_cases(published.sound_series())
     ]
     assert scaling.EXTENDED == pytest.approx(prediction.fitted_extension(needed), abs=0.05)
     for known, wanted in prediction.LINES:
@@ -120,7 +121,7 @@ def test_the_interval_of_a_line_through_two_counts_holds_nine_of_ten_times_of_no
 def test_the_least_extension_of_a_line_is_that_at_which_its_interval_reaches_the_time():
     cases = [
         (case, prediction.needed_extension(case))
-        for case in prediction.line_cases(published.sound())[::10]
+        for case in prediction.line_cases(published.sound_series())[::10]
     ]
     outside = [(case, needed) for case, needed in cases if needed > 0]
     assert outside
@@ -204,7 +205,7 @@ def test_sides_are_measured_by_turns_and_dealt_in_every_way(tmp_path: Path):
 def test_equal_runs_are_seldom_told_apart_and_different_ones_always(kind: str, tmp_path: Path):
     random = np.random.default_rng(5)
     equal = runs_of(tmp_path / "equal", kind, [math.exp(0.01 * random.normal()) for _ in range(10)])
-    counts = identical.told_apart(equal, kind)
+    counts = identical.count_false_verdicts(equal, kind)
     assert set(counts) >= {"compare", "claims, time", "best"}
     assert all(sum(apart for apart, _ in ways) <= 0.1 * 50 for ways in counts.values())
     assert [ways for _, ways in counts["best"]] == [14, 20, 16]

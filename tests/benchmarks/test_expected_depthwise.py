@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import depthwise
-from benchmarks.depthwise import Expected, Layer
+from benchmarks.depthwise import Layer, PassCost
 from multicard.vision.depthwise import launch_of
 from tests.helpers.convolved import interpreted
 
@@ -16,7 +16,7 @@ from unittest import mock
 from benchmarks import depthwise
 layers = [depthwise.Layer(5, 9, 3, 2, 4), depthwise.Layer(3, 8, 5, 1)]
 with mock.patch.object(depthwise, "kernels_ms", lambda call: 0.5 if call() is not None else None):
-    rows = [depthwise.measured(layer, 2, torch.float16, "cpu") for layer in layers]
+    rows = [depthwise.measure_layer(layer, 2, torch.float16, "cpu") for layer in layers]
 print(json.dumps([[max(row.errors) for row in rows], depthwise.measured_table(rows)]))
 """
 
@@ -29,9 +29,9 @@ def test_the_layers_of_a_model_are_counted_by_their_shapes():
 
 
 def test_a_pass_takes_as_long_as_the_slower_of_its_bytes_and_its_instructions():
-    by_bytes = Expected(Layer(1, 1, 3, 1), "forward", 1, 0, int(4.291e12 * 0.75), 1, 1)
+    by_bytes = PassCost(Layer(1, 1, 3, 1), "forward", 1, 0, int(4.291e12 * 0.75), 1, 1)
     assert by_bytes.ms(0.4) == pytest.approx(1000)
-    by_instructions = Expected(Layer(1, 1, 3, 1), "forward", 1, 0, 1, int(132 * 4 * 1.755e9), 1)
+    by_instructions = PassCost(Layer(1, 1, 3, 1), "forward", 1, 0, 1, int(132 * 4 * 1.755e9), 1)
     assert by_instructions.ms(0.4) == pytest.approx(2500)
 
 
@@ -40,7 +40,7 @@ def test_bytes_are_those_of_each_tensor_and_instructions_at_least_the_products(
     kind: str, least: int
 ):
     layer, values = Layer(32, 64, 3, 1), 4 * 32 * 64 * 64
-    found = depthwise.expected(layer, kind, 4)
+    found = depthwise.expected_cost(layer, kind, 4)
     parts = launch_of(layer.images(4, torch.float16, "meta"), 3, 1).parts
     assert parts == 4 * 2 * 2  # images, strips, tiles
     sums_bytes = 2 * 4 * parts * 9 * 32

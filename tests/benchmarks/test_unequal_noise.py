@@ -13,8 +13,8 @@ from multicard.measure.noise import Spread
 def test_a_difference_is_told_by_its_spreads():
     quiet = Spread(0.0004, freedom=1e9, repetitions=9)
     half = 1.959964 * (2 * 0.0004 / 5) ** 0.5
-    assert unequal_noise.told(1.01 * half, (quiet, quiet), 5, 0.95)
-    assert not unequal_noise.told(0.99 * half, (quiet, quiet), 5, 0.95)
+    assert unequal_noise.exceeds_noise(1.01 * half, (quiet, quiet), 5, 0.95)
+    assert not unequal_noise.exceeds_noise(0.99 * half, (quiet, quiet), 5, 0.95)
 
 
 def test_worlds_have_the_noise_that_they_are_said_to_have():

@@ -73,7 +73,7 @@ def test_shards_on_the_host_take_nothing_of_the_gpu():
 
 def predicted(*words: str, active: Active) -> Prediction:
     prediction, config = Prediction("unknown"), typed_llm(*LLAMA, *words)
-    peaks._write(
+    peaks._write_computed_peaks(
         prediction,
         config,
         TargetMachine(gpu="NVIDIA H100 80GB HBM3", memory_bytes=79 << 30),

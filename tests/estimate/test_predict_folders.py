@@ -165,13 +165,13 @@ def test_a_change_of_config_json_is_another_answer(folder: Folder):
     place = folder("llama")
     config = typed_llm(*words(place))
     before = answers.identity(
-        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+        answers.Request(config, TextFacts(2304, 64, folder=facts._folder_digest(config.model)))
     )
     (place / "config.json").write_text(
         json.dumps({"model_type": "llama"} | SIZES | {"attention_bias": True})
     )
     after = answers.identity(
-        answers.Request(config, TextFacts(2304, 64, folder=facts._digest(config.model)))
+        answers.Request(config, TextFacts(2304, 64, folder=facts._folder_digest(config.model)))
     )
     assert before != after
 
@@ -194,8 +194,8 @@ def test_several_processes_answer_in_the_order_of_the_requests(monkeypatch: pyte
 
         def __exit__(self, *_: Any) -> None: ...
 
-    monkeypatch.setattr(answers, "_computing", Computing)
-    assert [*answers.computed(asked)] == [*map(str, range(9))]
+    monkeypatch.setattr(answers, "_running_process", Computing)
+    assert [*answers.compute_answers(asked)] == [*map(str, range(9))]
     assert [len(part) for part in given] == [3, 3, 3]
 
 

@@ -234,7 +234,7 @@ def test_autocast_casts_as_the_installed_torch_does():
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text()
     lists = zip(
         ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE"),
-        torch_internals.POLICIES.values(),
+        torch_internals.AUTOCAST_POLICIES.values(),
         strict=True,
     )
     for name, operators in lists:
@@ -439,7 +439,7 @@ def test_every_cell_on_the_cpu_takes_what_is_predicted(cell: real_peaks.Cell):
 
 def memory(config: RunConfig, machine: TargetMachine) -> Prediction:
     prediction = Prediction("unknown")
-    peaks.add([prediction], [config], machine, [], compute=True)
+    peaks.add_peaks([prediction], [config], machine, [], compute=True)
     return prediction
 
 
@@ -508,7 +508,7 @@ def test_equal_requests_are_computed_once_and_kept(tmp_path, monkeypatch):
         computed.extend(lengths)
         return ["FellBackError: attention" if length == 1 else active(length) for length in lengths]
 
-    monkeypatch.setattr(answers, "computed", compute)
+    monkeypatch.setattr(answers, "compute_answers", compute)
     asked = [
         answers.Request(typed_llm(*LLAMA), TextFacts(2304, length)) for length in (64, 100, 64, 1)
     ]

@@ -54,24 +54,24 @@ def test_only_finished_records_that_can_be_read_are_in_the_history(tmp_path: Pat
     }.items():
         records.write(sweep / name, {})
         (sweep / name / "result.json").write_text(text)
-    known = history.read([sweep, tmp_path / "absent"])
+    known = history.read_runs([sweep, tmp_path / "absent"])
     assert sorted((run.record.status, run.is_probe) for run in known) == [
         ("ok", False),
         ("ok", True),
         ("oom", False),
     ]
-    older = history.read(sorted(Path("tests/fixtures/records_v1").iterdir()))
+    older = history.read_runs(sorted(Path("tests/fixtures/records_v1").iterdir()))
     assert len(older) == 8 and sum(run.left_out is None for run in older) == 5
 
 
 def test_a_record_is_decoded_once_for_each_state_of_its_file(tmp_path: Path):
     records.write(tmp_path / "run", vision(0.1))
-    (first,) = history.read([tmp_path])
-    assert history.read([tmp_path])[0] is first
+    (first,) = history.read_runs([tmp_path])
+    assert history.read_runs([tmp_path])[0] is first
     path = tmp_path / "run" / "result.json"
     path.with_name("new").write_text(json.dumps(vision(0.2)))
     path.with_name("new").replace(path)
-    assert history.read([tmp_path])[0].step_s == pytest.approx(0.2)
+    assert history.read_runs([tmp_path])[0].step_s == pytest.approx(0.2)
 
 
 def test_a_root_of_sweeps_teaches_all_of_them_and_another_folder_itself(tmp_path: Path):
@@ -97,7 +97,7 @@ def test_a_run_out_of_memory_before_it_trained_is_one_of_its_gpus(
     mirror = Mirror(prepared.config.tracker, folder, Mock())
     ended = outcome.complete(prepared, outcome.begin(WORKLOAD, cfg, folder), mirror)
     assert (ended.status, ended.record.hardware) == ("oom", "H200")
-    (run,) = history.read([tmp_path / "sweep"])
+    (run,) = history.read_runs([tmp_path / "sweep"])
     assert run.is_of("H200", None)
 
 
@@ -336,7 +336,7 @@ def test_the_gpus_of_this_machine_are_the_target_and_are_asked_for_once(
 
 
 def test_gpus_are_known_by_their_names_and_by_those_that_drivers_give():
-    assert target.named("H100-94gb").products[0] == "NVIDIA H100"
+    assert target.find_gpu("H100-94gb").products[0] == "NVIDIA H100"
     for gpu in gpu_models.GPUS.values():
         reserved_bytes = gpu.nvml_bytes - gpu.memory_bytes  # CUDA offers less than the driver has
         assert 0 < reserved_bytes < 0.06 * gpu.nvml_bytes, gpu.name
@@ -438,7 +438,7 @@ def test_an_error_of_a_prediction_stops_no_run(
     def fails(_: Any) -> list[PastRun]:
         raise KeyError("a defect")
 
-    monkeypatch.setattr(history, "read", fails)
+    monkeypatch.setattr(history, "read_runs", fails)
     with pytest.raises(KeyError):
         estimates.prediction(typed(), tmp_path / "sweep" / "cell", None)
     monkeypatch.delenv("MULTICARD_STRICT")

@@ -146,7 +146,7 @@ def test_growth_is_what_the_second_gpu_cost_and_a_rings_share_of_what_exceeds_th
 
 
 def test_what_is_published_of_a_gpu():
-    assert len(published.table()) - len(published.sound()) == 124
+    assert len(published.all_series()) - len(published.sound_series()) == 124
     papers = {(total.series, total.gpus): total.total_s for total in published.paper_totals()}
     assert len(papers) == 20 and papers[("table2", "fp16"), 4] == 919
     of_papers = [
@@ -308,7 +308,7 @@ def test_a_cell_of_the_papers_is_known_from_print_and_none_that_differs(entry, e
     printed = published.observations("h100-94gb")
     same = steps.step(theirs, "h100-94gb", "a", printed)
     assert same is not None and same.basis == Basis.published
-    assert says(same.about, "estimate.of-cell", kind=steps.KINDS[Basis.published])
+    assert says(same.about, "estimate.of-cell", kind=steps.OBSERVATION_NAMES[Basis.published])
     assert steps.step(another, "h100-94gb", "a", printed) is None
 
 

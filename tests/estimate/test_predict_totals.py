@@ -43,14 +43,14 @@ def test_deviations_of_independent_parts_add_as_squares():
 
 
 def test_the_interval_of_a_figure_narrows_with_runs_and_covers_the_next():
-    one, ten = totals.spread([2.0], 0.05), totals.spread([2.0] * 10, 0.05)
+    one, ten = totals.next_value_interval([2.0], 0.05), totals.next_value_interval([2.0] * 10, 0.05)
     assert (one.value, ten.value) == pytest.approx((2.0, 2.0))
     assert one.high > ten.high > 2.0 > ten.low > one.low
     draws = np.random.default_rng(0).lognormal(0.0, 0.05, (400, 6))
     inside = [
         part.low <= draw[5] <= part.high
         for draw in draws
-        for part in [totals.spread(list(draw[:5]), 0.05)]
+        for part in [totals.next_value_interval(list(draw[:5]), 0.05)]
     ]
     assert 0.86 <= np.mean(inside) <= 0.98
 
@@ -89,10 +89,13 @@ def test_lengths_of_images_come_from_runs_of_the_cell_else_from_the_data():
         (["dataset.train_limit=100"], totals.Length(7, 359)),
         (["dataset=images", "dataset.root=/nowhere"], None),
     ):
-        assert totals.length(typed("batch_size=16", *words), totals.Alike({}, []), []) == length
+        assert (
+            totals.epoch_length(typed("batch_size=16", *words), totals.NearestRuns({}, []), [])
+            == length
+        )
     ran = vision(dataset__train_limit=1000)  # of which it left some out
-    alike = totals.Alike(history.setting(ran["config"]), past(ran))
-    assert totals.length(config(ran), alike, []) == totals.Length(20, 300)
+    alike = totals.NearestRuns(history.setting(ran["config"]), past(ran))
+    assert totals.epoch_length(config(ran), alike, []) == totals.Length(20, 300)
     # of a script, whose steps are those of its whole run
     for ended_by, steps in (("run", 11), ("seconds", None)):
         ended = probe()["probe"] | {"ended_by": ended_by, "steps_per_epoch": 0}
@@ -105,7 +108,9 @@ def test_rows_of_text_are_those_that_have_a_label():
     ) -> int | None:
         """Steps of an epoch, by a run with these counts."""
         record = records.llm(text_rows=counts) | {"config": plain(by or wanted)}
-        found = totals.length(wanted, totals.Alike({}, []), past(record) if counts else [])
+        found = totals.epoch_length(
+            wanted, totals.NearestRuns({}, []), past(record) if counts else []
+        )
         return found and found.steps
 
     counts = {"read": 500, "cut": 9, "left_out": 20}
@@ -159,7 +164,7 @@ def test_the_total_is_what_the_cell_took_and_grows_with_epochs_and_images(
 
 def test_the_error_of_the_step_does_not_average_out():
     record = vision()
-    near = totals.Alike(history.setting(record["config"]), past(record))
+    near = totals.NearestRuns(history.setting(record["config"]), past(record))
     step_s = PredictedInterval(0.1, 0.09, 0.11)
     short, long = (
         totals.total_s(config(record, epochs=epochs), step_s, totals.Length(STEPS), near)
@@ -192,7 +197,7 @@ def test_energy_is_the_power_of_gpus_alike_by_the_total():
     assert same is not None and same.value == pytest.approx(1200.0 * record["total_s"])
     own, more = (
         totals.energy_joules(
-            totals.exact(10.0), config(record, gpus=gpus), totals.Alike(setting, known)
+            totals.exact(10.0), config(record, gpus=gpus), totals.NearestRuns(setting, known)
         )
         for gpus, setting in (
             (gpus, history.setting(vision(device="cuda", gpus=gpus)["config"])) for gpus in (2, 4)
@@ -215,7 +220,7 @@ OOM: dict[str, Any] = {"status": "oom", "peak_memory_bytes": None}
 def verdict(wanted: RunConfig, *every: dict[str, Any]) -> tuple[str | None, str]:
     """`fits` and its basis by these records, for a cell whose memory cannot be computed."""
     prediction = Prediction("unknown", memory_basis=NOT_COMPUTED)
-    peaks._believe_runs(prediction, wanted, past(*every))
+    peaks._apply_measured_peaks(prediction, wanted, past(*every))
     return prediction.fits, prediction.memory_basis
 
 

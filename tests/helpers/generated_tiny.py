@@ -38,11 +38,11 @@ def main() -> None:
     absent_gpu.load_runtime()
     import torch
 
-    from benchmarks.kernel_bytes import EagerLaunches, generated
+    from benchmarks.kernel_bytes import EagerLaunches, collect_graphs
 
     found: dict[str, Any] = {}
     for make in (affine, convolution):
-        with absent_gpu.pretended() as mode, generated(mode) as graphs:
+        with absent_gpu.pretend_gpu() as mode, collect_graphs(mode) as graphs:
             with mode:
                 function, inputs = make()
             compiled = torch.compile(function, dynamic=False)

@@ -193,7 +193,7 @@ def tune(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
     # and counts what DTensor tries out
     tracks = not (methods.chosen(config).adapters or config.distributed)
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks):
-        recipe = tuning_step.stepping(recipe_class, config, STEPS, batch)(cfg=cfg)
+        recipe = tuning_step.few_steps_recipe(recipe_class, config, STEPS, batch)(cfg=cfg)
         recipe.setup(cfg=cfg)
         peaks.start()
         recipe.train()
@@ -250,7 +250,7 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         batch = partial(trl_step.batch, config, ROWS, rank.device, Tracker("cpu"))
         with (
             peaks.watching(tracks=False),
-            trl_step.ready(config, ROWS, rank, folder, 1, batch) as engine,
+            trl_step.engine_on_equal_batches(config, ROWS, rank, folder, 1, batch) as engine,
         ):
             peaks.counter.note([*engine.model.parameters(), *engine.model.buffers()])
             engine.train(config.epochs)
@@ -267,7 +267,7 @@ def evaluate(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> None:
         recipes.join_alone("gloo")
     made = lambda _: tuning_step.batch(config, ROWS, rank.device, Tracker("cpu"))  # noqa: E731
     with recipes.patched(module, torch.device("cpu")), peaks.watching(tracks=False):
-        recipe = tuning_step.stepping(recipe_class, config, 1, made)(cfg=cfg)
+        recipe = tuning_step.few_steps_recipe(recipe_class, config, 1, made)(cfg=cfg)
         recipe.setup(cfg=cfg)
         recipe.train()
         score(TorchtuneEngine(recipe, config, pad_id=0))
@@ -281,7 +281,7 @@ def tune_by_trl(config: LlmConfig, rank: Any, folder: Path, peaks: Peaks) -> Non
 
     with (
         peaks.watching(tracks=False),
-        trl_step.ready(config, ROWS, rank, folder, STEPS, batch) as engine,
+        trl_step.engine_on_equal_batches(config, ROWS, rank, folder, STEPS, batch) as engine,
     ):
         # threads have loaded them
         peaks.counter.note([*engine.model.parameters(), *engine.model.buffers()])

@@ -23,7 +23,8 @@ from multicard.llm.held_out import Evaluator, batches_of_rank
 from multicard.llm.step_probe import Probe
 from multicard.ranks.process import Rank
 from multicard.records.rank_files import CountedEpoch, LlmReport
-from multicard.records.schema_parts import Divergence, Evaluation, HeldOut
+from multicard.records.schema_data import Evaluation, HeldOut
+from multicard.records.schema_parts import Divergence
 from tests.conftest import Called, Tuning, ok
 from tests.helpers import plain_losses, traces
 from tests.helpers.messages import find, remedies, says

@@ -17,7 +17,7 @@ from multicard.llm import workload as llm
 from multicard.ranks.failures import Failure
 from multicard.records import held_out, limits, rank_files, run_folder
 from multicard.records.rank_files import LlmReport
-from multicard.records.schema_parts import HeldOut
+from multicard.records.schema_data import HeldOut
 from multicard.run import outcome
 from tests.conftest import Tuning, ok, typed_llm
 from tests.helpers import plain_losses

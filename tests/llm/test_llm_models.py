@@ -372,7 +372,7 @@ def read_in_little_memory(folder: Path, parameters: int) -> None:
     mapped_bytes, shard_bytes, whole_bytes = 2 * parameters, 4 * parameters // 8, 4 * parameters
     room_bytes = mapped_bytes + shard_bytes + 40 * 2**20  # some of it for a weight at a time
     assert mapped_bytes + whole_bytes > 1.5 * room_bytes
-    ready = trl_step.ready(options, facts, rank, folder, 1, mock.Mock())
+    ready = trl_step.engine_on_equal_batches(options, facts, rank, folder, 1, mock.Mock())
     with torch_internals.fake_ranks(8, CPU), address_space(room_bytes), ready as recipe:
         parts: Any = [parameter.to_local() for parameter in recipe.model.parameters()]
     assert sum(part.numel() for part in parts) == parameters // 8 and all(

@@ -87,7 +87,7 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
 
     refill = {"a": lambda count: blocks.append(("refill", count))}
     both = {"a": ablation("a"), "b": ablation("b")}
-    step_s = diagnosis.interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
+    step_s = diagnosis.measure_interleaved(both, refill, ALONE, 0.1, 4, lambda: False)
     assert blocks == [
         ("refill", 4),
         ("a", 1),
@@ -95,9 +95,11 @@ def test_ablations_take_turns_and_their_first_round_warms_up():
         *[("refill", 4), ("a", 3), ("b", 3)] * diagnosis.ROUNDS,
     ]
     assert step_s == {"a": [5, 8, 11, 14, 17], "b": [6, 9, 12, 15, 18]}
-    assert diagnosis.interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    assert (
+        diagnosis.measure_interleaved({"a": ablation("a")}, {}, ALONE, 0.1, 0, lambda: True) is None
+    )
     blocks.clear()
-    graphs = diagnosis.interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
+    graphs = diagnosis.measure_interleaved(both, {}, ALONE, 0.1, 0, lambda: False, warm_up=3)
     assert (
         graphs is not None
         and blocks[:4] == [("a", 3), ("b", 3)] * 2
@@ -113,7 +115,9 @@ def test_every_ablation_is_warm_where_cuda_graphs_take_three_steps(
     be recorded in the first round that counts.
     """
     asked: list[int] = []
-    monkeypatch.setattr(diagnosis, "interleaved", lambda *arguments: asked.append(arguments[6]))
+    monkeypatch.setattr(
+        diagnosis, "measure_interleaved", lambda *arguments: asked.append(arguments[6])
+    )
     batch = Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), 0, 0)
     share = SimpleNamespace(batches_per_step=1, batch_size=4, devices=[ALONE.device])
     loop = SimpleNamespace(

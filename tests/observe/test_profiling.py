@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from multicard.observe.profiles.metrics import Profile, read
+from multicard.observe.profiles.metrics import Profile, read_profile
 from multicard.records.schema_parts import ProfileRow
 from tests.helpers.profiler_files import ALL_REDUCE, BASE_US, Event, raw, write_kineto, write_nsys
 
@@ -69,7 +69,7 @@ def read_as(source: str, folder: Path, events: Sequence[Event]) -> Profile:
     """The profile of events as one of both profilers writes them."""
     path = folder / "made"
     path.unlink(missing_ok=True)
-    return read(
+    return read_profile(
         [write_kineto(path, events) if source == "kineto" else write_nsys(path, {77: events})]
     )
 
@@ -247,10 +247,10 @@ def test_both_profilers_give_equal_figures(tmp_path: Path):
         event._replace(device=1, us=2 * event.us, name=event.name.replace("relu", "gelu"))
         for event in MADE
     ]
-    first = read(
+    first = read_profile(
         [write_kineto(tmp_path / f"rank{i}.json", part) for i, part in enumerate([MADE, other])]
     )
-    second = read([write_nsys(tmp_path / "a.sqlite", {90: other, 91: MADE})])
+    second = read_profile([write_nsys(tmp_path / "a.sqlite", {90: other, 91: MADE})])
     assert [one.devices for one in second.ranks] == [[0], [1]]  # by device, not by process
     assert figures(first) == figures(second)
     assert [one.derived for one in first.ranks] == [one.derived for one in second.ranks]
@@ -259,23 +259,28 @@ def test_both_profilers_give_equal_figures(tmp_path: Path):
 def test_a_call_that_kineto_drops_is_not_told_as_zero(tmp_path: Path):
     events = [*MADE, Event("api", "cudaEventDestroy_v3020", 50, 2, 1)]
     assert (
-        rows_of(read([write_nsys(tmp_path / "a", {1: events})]))["api", "cudaEventDestroy"].calls
+        rows_of(read_profile([write_nsys(tmp_path / "a", {1: events})]))[
+            "api", "cudaEventDestroy"
+        ].calls
         == 1
     )
-    profile = read([write_kineto(tmp_path / "b", MADE)])
+    profile = read_profile([write_kineto(tmp_path / "b", MADE)])
     assert "cudaEventDestroy" in profile.not_recorded
     assert ("api", "cudaEventDestroy") not in rows_of(profile)
     assert (
-        rows_of(read([write_nsys(tmp_path / "c", {1: MADE})]))["api", "cudaEventDestroy"].calls == 0
+        rows_of(read_profile([write_nsys(tmp_path / "c", {1: MADE})]))[
+            "api", "cudaEventDestroy"
+        ].calls
+        == 0
     )
-    recorded = read([write_kineto(tmp_path / "d", events)])  # should a later Kineto keep it
+    recorded = read_profile([write_kineto(tmp_path / "d", events)])  # should a later Kineto keep it
     assert "cudaEventDestroy" not in recorded.not_recorded
     assert rows_of(recorded)["api", "cudaEventDestroy"].calls == 1
 
 
 def test_the_sum_over_ranks_is_of_the_rows_and_shares_of_the_summed_windows(tmp_path: Path):
     longer = [*MADE, Event("range", "ProfilerStep#7", 2000, 2000, 1)]
-    profile = read(
+    profile = read_profile(
         [write_kineto(tmp_path / "r0.json", MADE), write_kineto(tmp_path / "r1.json", longer)]
     )
     assert [one.steps for one in profile.ranks] == [2, 3] and profile.steps == 5
@@ -307,7 +312,9 @@ def test_operators_that_no_metric_counts_widen_the_window_only(tmp_path: Path):
         raw("cpu_op", "aten::mm", -4000, 10),
         raw("Trace", "PyTorch Profiler (0)", 0, 9, pid="Spans", tid="x", ts=0),
     ]
-    profile = read([write_kineto(tmp_path / "a", [*ops, Event("range", "mine", 0, 1000, 1)])])
+    profile = read_profile(
+        [write_kineto(tmp_path / "a", [*ops, Event("range", "mine", 0, 1000, 1)])]
+    )
     assert profile.ranks[0].window_s == pytest.approx(5e-3)
     assert list(rows_of(profile)) == [("annotation", "mine")]
 
@@ -316,7 +323,7 @@ def test_an_annotation_on_the_device_is_a_metric_of_its_own(tmp_path: Path):
     device = raw("gpu_user_annotation", "forward", 60, 900, pid=0)
     # is no step and no window
     marker = device | {"name": "ProfilerStep#5", "ts": BASE_US, "dur": 9000}
-    rows = rows_of(read([write_kineto(tmp_path / "a", [*MADE, device, marker])]))
+    rows = rows_of(read_profile([write_kineto(tmp_path / "a", [*MADE, device, marker])]))
     assert rows["phase", "forward"].calls == 2
     assert (rows["phase", "forward (device)"].calls, rows["phase", "forward (device)"].total_s) == (
         1,
@@ -327,7 +334,7 @@ def test_an_annotation_on_the_device_is_a_metric_of_its_own(tmp_path: Path):
 
 def test_the_record_for_a_run_holds_the_longest_kernels_only(tmp_path: Path):
     many = [Event("kernel", f"k{index}", 10 * index, index, 7) for index in range(1, 31)]
-    record = json.loads(json.dumps(read([write_kineto(tmp_path / "a", many)]).as_dict()))
+    record = json.loads(json.dumps(read_profile([write_kineto(tmp_path / "a", many)]).as_dict()))
     for rank in (0, None):
         kernels = [
             row["metric"]

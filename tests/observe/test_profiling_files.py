@@ -31,7 +31,7 @@ from multicard.observe.profiles.events import (
     covered_by_group,
     metric,
 )
-from multicard.observe.profiles.metrics import read
+from multicard.observe.profiles.metrics import read_profile
 from multicard.records.output import FORMATS
 from multicard.records.schema_parts import ProfileDerived
 from tests.conftest import shared
@@ -75,7 +75,7 @@ def made_by_torch(path: Path) -> Path:
 
 
 def test_a_trace_of_a_cpu_has_phases_and_steps_and_no_cuda(tmp_path: Path):
-    profile = read([made_by_torch(tmp_path / "cpu.json")])
+    profile = read_profile([made_by_torch(tmp_path / "cpu.json")])
     (rank,) = profile.ranks
     assert (rank.steps, rank.devices) == (2, [])
     assert rows_of(profile)["phase", "forward"].calls == 2
@@ -91,7 +91,7 @@ def test_gloo_is_told_as_communication_on_cpu(tmp_path: Path):
         Event("range", "gloo:all_reduce", 100, 300, 2),
     ]
     calls = [raw("cpu_op", "c10d::allreduce_", 90, 5)]
-    profile = read(
+    profile = read_profile(
         [
             write_kineto(
                 tmp_path / "a", [*ranges, Event("range", "gloo:all_reduce", 200, 300, 3), *calls]
@@ -118,7 +118,7 @@ AWKWARD = [
 
 def test_awkward_names_nested_arguments_and_what_only_python_calls_json_are_read(tmp_path: Path):
     path = write_kineto(tmp_path / "a.json", AWKWARD, distributedInfo={"rank": 3})
-    whole = read([path])
+    whole = read_profile([path])
     assert ("annotation", 'a},{"ph": "X"}] \\" \u00e9 \u4e2d') in rows_of(whole)
     assert rows_of(whole)["kernel", "k"].calls == 1
     assert [one.rank for one in whole.ranks] == [3]
@@ -127,7 +127,7 @@ def test_awkward_names_nested_arguments_and_what_only_python_calls_json_are_read
     text = json.dumps(content, ensure_ascii=False)
     assert "NaN" in text
     path.write_bytes(text.replace('"tab"', '"\t"').encode() + b"\n")
-    assert figures(read([path])) == figures(whole)
+    assert figures(read_profile([path])) == figures(whole)
 
 
 def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
@@ -138,10 +138,10 @@ def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
     first.with_suffix(".json.gz").write_bytes(gzip.compress(first.read_bytes()))
     first.unlink()
     (tmp_path / "notes.txt").write_text("nothing")
-    profile = read([tmp_path])
+    profile = read_profile([tmp_path])
     assert [one.rank for one in profile.ranks] == [0, 2, 10]
     assert [one.window_s for one in profile.ranks] == pytest.approx([2e-3, 2e-3, 2.5e-3])
-    assert figures(read(sorted(tmp_path.glob("*.json*")))) == figures(profile)
+    assert figures(read_profile(sorted(tmp_path.glob("*.json*")))) == figures(profile)
 
 
 def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path):
@@ -152,7 +152,7 @@ def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path)
     )
     named = write_kineto(tmp_path / "trace_r01.json", MADE)
     silent = [write_kineto(tmp_path / name, MADE) for name in ("first.json", "second.json")]
-    ranks = read([silent[0], said, named, silent[1]]).ranks
+    ranks = read_profile([silent[0], said, named, silent[1]]).ranks
     assert [(one.rank, Path(one.where).name) for one in ranks] == [
         (0, "first.json"),
         (1, "trace_r01.json"),
@@ -163,10 +163,10 @@ def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path)
 
 def test_a_process_that_used_no_gpu_is_no_rank(tmp_path: Path):
     launcher = [Event("api", "cudaGetDeviceCount_v3020", 0, 10, 1)]
-    profile = read([write_nsys(tmp_path / "a.sqlite", {5: launcher, 9: MADE})])
+    profile = read_profile([write_nsys(tmp_path / "a.sqlite", {5: launcher, 9: MADE})])
     assert len(profile.ranks) == 1
     assert ("api", "cudaGetDeviceCount") not in rows_of(profile)
-    alone = read([write_nsys(tmp_path / "b.json", {5: launcher})])  # told by its content
+    alone = read_profile([write_nsys(tmp_path / "b.json", {5: launcher})])  # told by its content
     assert alone.source == "nsys" and [one.devices for one in alone.ranks] == [[]]
 
 
@@ -258,7 +258,7 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
         write_kineto(tmp_path / f"r{i}.json", [*MADE, Event("kernel", name, 10, 5 + i, 7)])
         for i in range(2)
     ]
-    lines = lines_of(profile_tables(read(paths), top=3), width)
+    lines = lines_of(profile_tables(read_profile(paths), top=3), width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
     for words in ("  cudaEventDestroy: ", "nccl AllReduce  RING LL", "Kernels", "exposed"):
@@ -270,7 +270,7 @@ def test_the_table_fits_and_says_what_it_must(tmp_path: Path):
     # its name gives way to its figures
     kernel = next(line for line in lines if line.startswith("  at::native"))
     assert kernel.partition("…")[2].split()[:5] == ["2", "11", "us", "5.5", "us"]
-    alone = lines_of(profile_tables(read(paths), top=2, rank=1), width)
+    alone = lines_of(profile_tables(read_profile(paths), top=2, rank=1), width)
     assert next(line for line in alone if line.startswith("  cudaLaunchKernel  ")).split()[1] == "2"
     assert "Kernels, 2 of 3" in alone
     assert "(int)" not in text
@@ -289,7 +289,7 @@ def test_json_and_csv_hold_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     ]
     assert main(words) == 0
     assert "API calls" in capsys.readouterr().out
-    profile = read(paths)
+    profile = read_profile(paths)
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(
         json.dumps(profile.as_dict(1))
     )
@@ -328,14 +328,14 @@ def test_a_report_is_exported_by_nsys_where_it_is(
     report.write_bytes(b"NVTX")
     assert refused(capsys, report) == Told("nsys.not-on-path", None, {"file": str(report)})
     with pytest.raises(Refusal) as caught:
-        read([report])
+        read_profile([report])
     assert remedies(caught.value) == ["nsys export --type sqlite job_rank3.nsys-rep"]
     # its arguments: export --type sqlite --force-overwrite true -o TARGET REPORT
     checks = f'[ "$1 $2 $3 $6" = "export --type sqlite -o" ] && [ "$8" = "{report}" ]'
     nsys_program(tmp_path / "bin", f'{checks} && cp "{export}" "$7"', monkeypatch)
-    profile = read([report])
+    profile = read_profile([report])
     assert [(one.rank, one.where) for one in profile.ranks] == [(3, str(report))]
-    assert profile.ranks[0].derived == read([export]).ranks[0].derived
+    assert profile.ranks[0].derived == read_profile([export]).ranks[0].derived
     assert not report.with_suffix(".sqlite").exists()  # nothing is left beside it
     nsys_program(tmp_path / "bin", 'echo "FATAL: no such report format" >&2; exit 1', monkeypatch)
     failed = refused(capsys, report)
@@ -343,7 +343,7 @@ def test_a_report_is_exported_by_nsys_where_it_is(
         "nsys.export-failed", None, {"file": str(report), "reason": "FATAL: no such report format"}
     )
     shutil.copy(export, report.with_suffix(".sqlite"))
-    assert len(read([tmp_path]).ranks) == 1  # the export that is there already
+    assert len(read_profile([tmp_path]).ranks) == 1  # the export that is there already
 
 
 @pytest.mark.parametrize(
@@ -425,17 +425,19 @@ def test_times_are_exact_to_the_nanosecond():
         same = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "dur": 0.001, "ts": '
         lines = [f"{same}{Decimal(int(time_ns)) / 1000}}}" for time_ns in ns]
         content = f'{{"traceEvents": [{",".join(lines)}]}}'
-        columns = kineto.read(content.encode(), "a").columns
+        columns = kineto.read_trace(content.encode(), "a").columns
         assert {name: column.dtype for name, column in columns.items()} == COLUMNS
         assert columns["start_ns"].tolist() == ns.tolist()
         assert columns["end_ns"].tolist() == (ns + 1).tolist()
 
 
 def test_names_of_nvtx_ranges_lose_what_emit_nvtx_adds():
-    assert nsys._name(EventKind.RANGE, "forward, op_id = 17") == "forward"
-    assert nsys._name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
-    assert nsys._name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
-    assert nsys._name(EventKind.RANGE, "my range") == "my range"
+    assert nsys._event_name(EventKind.RANGE, "forward, op_id = 17") == "forward"
+    assert (
+        nsys._event_name(EventKind.RANGE, "ProfilerStep#3, seq = 4, op_id = 1") == "ProfilerStep#3"
+    )
+    assert nsys._event_name(EventKind.RANGE, "aten::mul, op_id = 322567") is None
+    assert nsys._event_name(EventKind.RANGE, "my range") == "my range"
 
 
 A100 = {
@@ -458,7 +460,7 @@ def test_calls_of_real_traces(file: str, ranks: int, calls: dict[Any, int], tmp_
         with tarfile.open(*paths) as archive:
             archive.extractall(tmp_path, filter="data")
         paths = sorted(tmp_path.rglob("*.json*"))
-    profile = read(paths)
+    profile = read_profile(paths)
     total = rows_of(profile)
     assert {key: total[key].calls for key in calls} == calls
     assert [rank.rank for rank in profile.ranks] == [*range(ranks)]
@@ -466,7 +468,7 @@ def test_calls_of_real_traces(file: str, ranks: int, calls: dict[Any, int], tmp_
 
 def test_an_export_of_nsys_with_two_gpus():
     path = shared("traces") / "nsys_2gpu_1s.sqlite"
-    profile = read([path])
+    profile = read_profile([path])
     assert [(one.rank, one.devices) for one in profile.ranks] == [(0, [0]), (1, [1])]
     rows = rows_of(profile)
     for name, calls, total_ms in [

@@ -18,7 +18,7 @@ from multicard.measure import memory, timing
 from multicard.measure.timing import PHASES, Ranges
 from multicard.observe.profiles import metrics, nsys
 from multicard.observe.profiles.capture import TrainingWindow, Window
-from multicard.observe.profiles.metrics import Profile, read
+from multicard.observe.profiles.metrics import Profile, read_profile
 from multicard.ranks import elastic, failures
 from multicard.ranks.process import Rank
 from multicard.records.schema_parts import ProfileCopies, ProfileCost, ProfileTable, Transfers
@@ -59,7 +59,7 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     # 3 steps, one of them warm-up
     assert result["step_s"]["count"] == 2 and len(result["epochs"]) == 1
     folder = Path(result["folder"])
-    assert read([folder / "profile"]).as_dict()["rows"] == profile["rows"]
+    assert read_profile([folder / "profile"]).as_dict()["rows"] == profile["rows"]
     assert Profile.of(records.as_record(result).profile).as_dict()["rows"] == profile["rows"]
     capsys.readouterr()
     command._show_profiles([records.as_run(result)])
@@ -119,7 +119,7 @@ def test_nsys_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", "/nowhere")
     for device, code in {"cuda": "nsys.not-installed", "cpu": "nsys.on-cpu"}.items():
         with refused(code, key="profile") as caught:
-            nsys.check(device)
+            nsys.refuse_unavailable(device)
         assert remedies(caught.value) == ["profile=kineto"]
 
 
@@ -205,7 +205,7 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
     moved = {"h2d": 0, "d2h": None, "d2d": None, "source": "counted"}
     steps = {"mean": 1e-4, "count": 8, "warmup_count": 2}
     record = records.as_record({"step_s": steps, "transfer_bytes": moved})
-    record.profile = profile = metrics.of_run(tmp_path, ranks, record)
+    record.profile = profile = metrics.profile_of_run(tmp_path, ranks, record)
     assert profile.step_s == ProfileCost(2e-4, 1e-4, pytest.approx(2.0))
     copies = profile.h2d
     assert copies is not None and copies.source
@@ -223,7 +223,7 @@ def test_reports_of_nsys_join_the_record(tmp_path: Path, monkeypatch: pytest.Mon
     assert unread.transfer_bytes == Transfers(h2d=0, source="counted")
     for rank in ranks:
         rank["steps"] = 2
-    error = metrics.of_run(tmp_path, ranks, record).error
+    error = metrics.profile_of_run(tmp_path, ranks, record).error
     assert says(str(error), "profile.steps", recorded=[1, 1], expected=[2, 2])
 
 
@@ -312,9 +312,9 @@ def test_nsys_brackets_the_training(tmp_path: Path, nsys_calls: list[str]):
 
 
 def test_a_profile_that_was_lost_when_the_run_was_stopped_is_an_error_in_the_record(tmp_path: Path):
-    assert metrics.of_run(tmp_path, [{"error": "lost"}], records.as_record({})) == ProfileTable(
-        error="lost"
-    )
+    assert metrics.profile_of_run(
+        tmp_path, [{"error": "lost"}], records.as_record({})
+    ) == ProfileTable(error="lost")
 
 
 @pytest.mark.parametrize(

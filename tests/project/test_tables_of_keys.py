@@ -21,7 +21,12 @@ from tests.conftest import ROOT
 
 PACKAGES = ("multicard", "analysis", "hydra_plugins", "benchmarks")
 # whose dictionaries are values of keys
-COMMANDS = ("multicard/papers", "benchmarks", "analysis/evidence/steps.py")
+COMMANDS = (
+    "multicard/papers",
+    "benchmarks",
+    "analysis/evidence/steps.py",
+    "analysis/evidence/step_commands.py",
+)
 SCHEMAS = "multicard/config/"
 EXCEPTION = "no roles: "
 

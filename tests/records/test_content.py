@@ -15,7 +15,7 @@ from multicard.machine import network
 from multicard.machine.slurm import Allocation
 from multicard.records import content, ownership, run_folder
 from multicard.records.content import Blob
-from multicard.records.schema_parts import DataContent
+from multicard.records.schema_data import DataContent
 from multicard.run import prepare
 from multicard.run.peers import Peers
 from multicard.vision.workload import WORKLOAD

@@ -26,7 +26,8 @@ from multicard.ranks.failures import Failure
 from multicard.ranks.gates import LEAD
 from multicard.records import limits, ownership, run_folder
 from multicard.records.progress import Board
-from multicard.records.schema_parts import DataContent, Segment
+from multicard.records.schema_data import DataContent
+from multicard.records.schema_parts import Segment
 from multicard.run import attempts, outcome, preemption
 from multicard.run import controller as run
 from multicard.run.peers import Peers

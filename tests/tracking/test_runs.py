@@ -151,7 +151,7 @@ def test_a_run_key_by_key(kind: str, words: tuple[str, ...], measured: Measured,
     assert config["machine"]["cores"] == result["cores"] and config["machine"]["torch"]
 
     assert_history(content, result, steps)
-    elsewhere = {*run_record.ELSEWHERE, run_record.LIMITS}
+    elsewhere = {*run_record.KEYS_ELSEWHERE, run_record.LIMITS}
     whole = {key: value for key, value in result.items() if key not in elsewhere}
     flat = dict(run_record.flatten(whole))
     assert {key: summary.get(key) for key in flat} == flat and summary["attempts"] == 1

@@ -241,7 +241,9 @@ LAYERS = [
 ]
 
 
-def code_of(layer: Layer, kind: str, dtype: torch.dtype, capability: int) -> ahead_of_time.Compiled:
+def code_of(
+    layer: Layer, kind: str, dtype: torch.dtype, capability: int
+) -> ahead_of_time.CompiledKernel:
     images = layer.images(64, dtype, "meta")
     launch = launch_of(images, layer.kernel, layer.stride)
     tensors, constants = [images] * 3, launch.constants
@@ -249,7 +251,7 @@ def code_of(layer: Layer, kind: str, dtype: torch.dtype, capability: int) -> ahe
         tensors = [images] * 4 + [images.new_empty(0, dtype=torch.float32)]
         constants = constants | {"GIVES_DX": True, "GIVES_SUMS": True}
     kernel = getattr(depthwise_kernels, kind)
-    return ahead_of_time.compiled(kernel, tensors, constants, launch.options, capability)
+    return ahead_of_time.compile_kernel(kernel, tensors, constants, launch.options, capability)
 
 
 @pytest.mark.parametrize("layer", QUICK, ids=lambda layer: layer.name)

@@ -53,7 +53,7 @@ def test_the_declared_names_of_a_list_are_those_of_its_classes(tmp_path: Path):
 
 def test_several_labels_in_a_list_are_refused(tmp_path: Path):
     path = written(tmp_path, [[0], [1], [0, 1], [1], [0], [1]])
-    with refused("photographs.several-labels", column="label", labels=["0", "1"]):
+    with refused("photographs.lists-of-labels", column="label", labels=["0", "1"]):
         read(path)
 
 

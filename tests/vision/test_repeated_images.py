@@ -13,7 +13,7 @@ import pytest
 
 from multicard.records import limits
 from multicard.records.limits import Forbids
-from multicard.records.schema_parts import DataContent, RepeatedImages
+from multicard.records.schema_data import DataContent, RepeatedImages
 from multicard.vision.data import datasets, repeated_images
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import Measured, ok, typed

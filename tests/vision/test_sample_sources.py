@@ -19,7 +19,7 @@ from PIL import Image
 
 from multicard.estimate.memory import facts
 from multicard.records import content
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import datasets, sample_sources, stored_images
 from multicard.vision.data.splits import DataSplits, Split
 from multicard.vision.workload import WORKLOAD

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from tests.helpers.messages import refused, remedies, told
 from tests.vision.test_sample_sources import Bad, fill, hub_files, loaded
 

@@ -23,7 +23,7 @@ from multicard.decide.plan.carry_out import FOLDER, CarryingOut
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import GpusOption, PlanTask, Schedule
-from multicard.estimate.observations import explained
+from multicard.estimate.observations import explain_marks
 from multicard.machine.environment import spans
 from multicard.measure.timing import in_hours
 from multicard.messages import Message, Parser, Refusal, say, usage
@@ -198,7 +198,7 @@ def plan_lines(plan: Plan, slowdown: PredictedInterval, content: Mapping[str, An
     """Return the plan as lines for a terminal; `content` is the result of `as_dict`."""
     width = _width()
     noun = content["noun"]
-    marks = explained(job["basis"].partition(" ")[2] for job in content["jobs"])
+    marks = explain_marks(job["basis"].partition(" ")[2] for job in content["jobs"])
     notes = text_table.folded([*marks, *_comparisons(plan), _slowdown_line(slowdown, noun)], width)
     bars = chart(plan.tasks, plan.schedule, plan.gpus, width, noun)
     return [*_table(content).lines(width), "", *bars, "", *notes]

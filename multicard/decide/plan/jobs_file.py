@@ -192,7 +192,7 @@ def parse_jobs(content: Any) -> JobsFile:
         )
     node = _convert(keys.node or {}, Node, "node")
     if node.gpu is not None:
-        node = msgspec.structs.replace(node, gpu=target.named(node.gpu, "node.gpu").name)
+        node = msgspec.structs.replace(node, gpu=target.find_gpu(node.gpu, "node.gpu").name)
         if node.gpus is None:
             raise Refusal(
                 "plan.no-node-gpus",

@@ -1,3 +1,4 @@
-"""Bytes of a run's tensors at its peak, by steps with tensors that have no values,
-and what a GPU holds beside them.
+"""Peak bytes of a run's tensors, by simulated steps on fake tensors.
+
+A simulated step runs a real step's code on tensors that have sizes but no values.
 """

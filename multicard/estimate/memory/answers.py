@@ -1,5 +1,6 @@
-"""Answers to requests for steps without values: from a cache on the disk,
-or computed in one process. No torch.
+"""Answers to requests for simulated steps: from a cache on disk, or from processes. No torch.
+
+A simulated step runs real code on fake tensors, which have sizes but no values.
 """
 
 import hashlib
@@ -30,13 +31,12 @@ from multicard.records import run_folder
 from multicard.records.rank_files import ModelSizes
 from multicard.repository import PACKAGES
 
-# answers of a process, which takes seconds to start; processes, of 1 GB each
-FEWEST = 3
-PROCESSES = 8
+LEAST_PER_PROCESS = 3  # Answers per process, because a process takes seconds to start.
+MOST_PROCESSES = 8  # Each takes 1 GB.
 NOT_COMPUTED = Message("memory.not-computed", "not computed yet")
-# Files of multicard that a step without values runs: an edit of one of them, and of no other,
-# empties the cache
-SIMULATED = (
+# The files of multicard that a simulated step runs. An edit of any of them empties the cache, and
+# no other edit does.
+SIMULATED_FILES = (
     "estimate/memory/*.py",
     "llm/*.py",
     "llm/trl/*.py",
@@ -49,12 +49,13 @@ SIMULATED = (
 
 
 class Active(msgspec.Struct, frozen=True):
-    """The tensors of a step without values, in bytes.
+    """The tensors of a simulated step, in bytes.
 
     Fields:
-        active_bytes: at the peak, as `torch.cuda.max_memory_allocated` counts them, without
-            workspaces of libraries.
-        sizes: of a folder's model that is tuned, by which its work is counted; None of others.
+        active_bytes: bytes at the peak, as `torch.cuda.max_memory_allocated` counts them, without
+            the workspaces of libraries.
+        by_kind: bytes at the peak by kind (`tracker.KINDS`).
+        sizes: sizes of a folder's model, by which its operations are counted. Otherwise None.
     """
 
     active_bytes: int
@@ -62,14 +63,15 @@ class Active(msgspec.Struct, frozen=True):
     sizes: ModelSizes | None = None
 
 
-Answer = Active | str  # or the reason that there is none
+Answer = Active | str  # The text is the reason why there is no peak.
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A step to take without values.
+    """A step to simulate.
 
-    memory_bytes: of the GPU, which decides how much of the data set stays on it;
-    None: as much as there is.
+    Fields:
+        memory_bytes: the GPU's memory, which limits how much of the data set stays on it. None
+            means unlimited.
     """
 
     config: RunConfig
@@ -79,59 +81,72 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def identity(request: Request) -> str:
-    """Digest of a request's relevant keys, the libraries and the code;
-    equal for requests that share an answer.
+    """Return a digest of a request's relevant keys, the libraries and the code.
+
+    Requests that share an answer have the same digest.
     """
     config = plain(request.config)
     facts = msgspec.to_builtins(request.facts)
     memory_bytes = request.memory_bytes
     ranks = config["gpus"] * config["nodes"]
     loader = config.get("loader", {}).get("name")
-    if loader != "device":  # which keeps a share of the data set in a share of the GPU's memory
+    if loader != "device":  # Only this loader keeps data in a share of the GPU's memory.
         memory_bytes = None
         facts.pop("test", None)
     in_processes = request.config.processes == request.config.gpus
     if loader not in (None, "device") and in_processes:
-        ranks = min(ranks, 2)  # a replica under DDP takes the same on any number of ranks above one
-    kept = {key: config[key] for key in schema.own(type(request.config), Role.memory)}
-    matters = [request.config.kind, kept, ranks, facts, request.device, memory_bytes, _versions()]
-    return hashlib.sha256(msgspec.json.encode(matters, order="sorted")).hexdigest()
+        # A replica under DDP takes the same memory on any number of ranks above one.
+        ranks = min(ranks, 2)
+    memory_keys = {key: config[key] for key in schema.own(type(request.config), Role.memory)}
+    parts = [
+        request.config.kind,
+        memory_keys,
+        ranks,
+        facts,
+        request.device,
+        memory_bytes,
+        _versions(),
+    ]
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-# no roles: packages that a step without values may use
-EXTRAS = ("trl", "transformers", "accelerate", "peft", "bitsandbytes", "liger_kernel")
+# no roles: packages that a simulated step may use
+OPTIONAL_PACKAGES = ("trl", "transformers", "accelerate", "peft", "bitsandbytes", "liger_kernel")
 
 
 @cache
 def _versions() -> list[str]:
-    extra = [name for name in EXTRAS if find_spec(name) is not None]
+    installed = [name for name in OPTIONAL_PACKAGES if find_spec(name) is not None]
     libraries = [
-        version(name) for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *extra)
+        version(name)
+        for name in ("torch", "torchvision", "timm", "torchtune", "torchao", *installed)
     ]
     code = hashlib.sha256()
     root = Path(__file__).parents[2]
-    for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED)):
+    for path in sorted(chain.from_iterable(root.glob(pattern) for pattern in SIMULATED_FILES)):
         code.update(path.read_bytes())
     return [*libraries, code.hexdigest()]
 
 
-def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
-    """An answer to each request; equal ones are computed once, all in one process. Without
-    `compute` those that the cache does not have are NOT_COMPUTED.
+def answer_all(requests: Sequence[Request], compute: bool = True) -> list[Answer]:
+    """Return an answer to each request, computing equal requests once.
+
+    Args:
+        compute: False to answer NOT_COMPUTED to requests that the cache lacks.
     """
-    paths = [run_folder.cache("memory") / f"{identity(request)}.json" for request in asked]
+    paths = [run_folder.cache("memory") / f"{identity(request)}.json" for request in requests]
     answers: dict[Path, Answer] = {}
     for path in dict.fromkeys(paths):
         with suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             answers[path] = msgspec.json.decode(path.read_bytes(), type=Active)
-    left = {
-        path: request for path, request in zip(paths, asked, strict=True) if path not in answers
+    missing = {
+        path: request for path, request in zip(paths, requests, strict=True) if path not in answers
     }
     if not compute:
-        answers |= dict.fromkeys(left, NOT_COMPUTED)
-    elif left:
+        answers |= dict.fromkeys(missing, NOT_COMPUTED)
+    elif missing:
         for path, answer in zip(
-            left, _with_progress(computed([*left.values()]), len(left)), strict=True
+            missing, _with_progress(compute_answers([*missing.values()]), len(missing)), strict=True
         ):
             answers[path] = answer
             if isinstance(answer, Active):
@@ -140,36 +155,39 @@ def answer_all(asked: Sequence[Request], compute: bool = True) -> list[Answer]:
     return [answers[path] for path in paths]
 
 
-def computed(asked: Sequence[Request]) -> Iterator[Answer]:
-    """Answers in the order of the requests, each as soon as it is there, from processes of their
-    own: this one imports no torch.
+def compute_answers(requests: Sequence[Request]) -> Iterator[Answer]:
+    """Yield the answers in the order of the requests, as soon as they are ready.
+
+    They come from separate processes: this process imports no torch.
     """
-    count = max(1, min(cores(), len(asked) // FEWEST, PROCESSES))
+    count = max(1, min(cores(), len(requests) // LEAST_PER_PROCESS, MOST_PROCESSES))
     with ExitStack() as stack:
-        # neighbours are alike, so that each process has as many of those that take long
-        answers = [stack.enter_context(_computing(asked[place::count])) for place in range(count)]
-        for place in range(len(asked)):
-            yield next(answers[place % count])
+        # Neighboring requests are similar, so each process gets equally many slow ones.
+        answers = [
+            stack.enter_context(_running_process(requests[index::count])) for index in range(count)
+        ]
+        for index in range(len(requests)):
+            yield next(answers[index % count])
 
 
 @contextmanager
-def _computing(asked: Sequence[Request]) -> Iterator[Iterator[Answer]]:
-    """Start a process that answers these requests. Yields its answers."""
+def _running_process(requests: Sequence[Request]) -> Iterator[Iterator[Answer]]:
+    """Start a process that answers these requests, and yield its answers."""
     command = [sys.executable, "-m", "multicard.estimate.memory.simulate"]
     env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with TemporaryFile() as log, TemporaryFile() as questions:
-        pickle.dump(asked, questions)
+        pickle.dump(requests, questions)
         questions.seek(0)
         with Popen(
             command, stdin=questions, stdout=PIPE, stderr=log, cwd=PACKAGES, env=env
         ) as process:
             try:
-                yield _answers(process, log, len(asked))
+                yield _read_answers(process, log, len(requests))
             finally:
-                process.kill()  # one that has ended is past it
+                process.kill()  # Has no effect on a process that has ended.
 
 
-def _answers(process: Popen[bytes], log: IO[bytes], count: int) -> Iterator[Answer]:
+def _read_answers(process: Popen[bytes], log: IO[bytes], count: int) -> Iterator[Answer]:
     answered = 0
     for answered, line in enumerate(process.stdout or (), start=1):  # noqa: B007
         yield msgspec.json.decode(line, type=Answer)
@@ -183,8 +201,9 @@ def _answers(process: Popen[bytes], log: IO[bytes], count: int) -> Iterator[Answ
 
 
 def _with_progress(answers: Iterable[Answer], total: int) -> Iterable[Answer]:
-    """The answers as they come, with a bar on a terminal's
-    standard error that goes with the last.
+    """Pass the answers on, with a progress bar on a terminal's standard error.
+
+    The bar disappears after the last answer.
     """
     from rich.console import Console
     from rich.progress import track

@@ -1,14 +1,14 @@
-"""Steps of bitsandbytes' optimisers without values (`torch_internals.patched`)."""
+"""Steps of bitsandbytes' optimizers on fake tensors (`torch_internals.patched`)."""
 
 from typing import Any
 
 import torch
 
-CODES = 256  # values that a state of 8 bits can have
+CODES = 256  # Number of values that an 8-bit state can have.
 
 
 def code(*_: Any, **__: Any) -> torch.Tensor:
-    """The values of a state's 8 bits, which bitsandbytes sorts on the host before it moves them."""
+    """Return the table of an 8-bit state's values. bitsandbytes sorts it on the host."""
     return torch.empty(CODES)
 
 
@@ -16,7 +16,7 @@ WITHOUT_VALUES: dict[str, Any] = {
     "bitsandbytes.functional.create_dynamic_map": code,
     "bitsandbytes.functional.is_on_gpu": lambda _: True,
     "bitsandbytes.optim.optimizer.sync_gpu": lambda _: None,
-    # memory of the host that a GPU reads too: counted as if all of it was on the GPU
+    # Host memory that a GPU reads too. It counts as if all of it were on the GPU.
     "bitsandbytes.functional.get_paged": lambda *shape, dtype, device: torch.empty(
         shape, dtype=dtype, device=device
     ),

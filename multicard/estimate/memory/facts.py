@@ -1,7 +1,7 @@
-"""Sizes of a run's data set, which a prediction needs beside the configuration. No torch.
+"""Sizes of a run's data set, which a prediction needs in addition to the configuration. No torch.
 
-The longest row's tokens are counted in the rows with the most text alone, by the tokenizer's own
-merges; a few tokens off where a template's text and a column's meet within a token.
+The tokenizer's merges count the tokens of the longest row, among the rows with the most text only.
+The count may be a few tokens off: a token can span the end of a template and the start of a column.
 """
 
 import base64
@@ -29,8 +29,12 @@ from multicard.vision.data.datasets import DATASETS
 
 
 class ImageFacts(msgspec.Struct, frozen=True):
-    """Sizes of a set of images: training and test images, classes; `side` and `channels` as stored,
-    of photographs as they are decoded.
+    """Sizes of a set of images.
+
+    Fields:
+        train, test: numbers of images.
+        classes: number of classes.
+        side, channels: of an image as stored, or of a photograph as decoded.
     """
 
     train: int
@@ -41,12 +45,16 @@ class ImageFacts(msgspec.Struct, frozen=True):
 
 
 class TextFacts(msgspec.Struct, frozen=True):
-    """Sizes of a text data set under its tokenizer: the model's vocabulary, and the tokens of the
-    longest row, whose batch has the peak; `low`, `high`: its interval, where the rows are not at
-    hand, else None. `folder`: a digest of config.json, of a folder's model. `evaluates`: rows are
-    held out, of which batches are scored after the steps.
-    `rows`: the tokens of rows that lie evenly among those trained on, uncut; of a pair each
-    answer's; no memory depends on them. None where the rows are not at hand.
+    """Sizes of a text data set under its tokenizer.
+
+    Fields:
+        vocabulary: the model's vocabulary size.
+        length: tokens of the longest row. Its batch has the peak memory.
+        low, high: interval of `length` if the rows are not available, else None.
+        folder: digest of a folder model's config.json.
+        evaluates: True if rows are held out. Batches of them are scored after the steps.
+        rows: tokens of training rows, sampled evenly and uncut. Each answer of a pair is a row.
+            None if the rows are not available. Memory does not depend on it.
     """
 
     vocabulary: int
@@ -59,31 +67,32 @@ class TextFacts(msgspec.Struct, frozen=True):
 
     @property
     def of_memory(self) -> "TextFacts":
-        """The facts on which memory depends."""
+        """The facts that affect memory."""
         return msgspec.structs.replace(self, rows=None)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The length, and the ends of its interval."""
-        ends = () if self.low is None or self.high is None else (self.low, self.high)
-        return (self.length, *ends)
+        """The length and the ends of its interval."""
+        interval = () if self.low is None or self.high is None else (self.low, self.high)
+        return (self.length, *interval)
 
 
 Facts = ImageFacts | TextFacts
-CANDIDATES = 16  # rows with the most text; one of them has the most tokens
-SAMPLED = 256  # rows by which the tokens of a step are estimated
-# header and end of a message; begin and end of a row
+CANDIDATE_ROWS = 16  # Rows with the most text. One of them has the most tokens.
+SAMPLED_ROWS = 256  # Rows from which the tokens of a step are estimated.
+# Header and end of a message, and begin and end of a row.
 MESSAGE_TOKENS = 5
 ROW_TOKENS = 2
-# of the longest row, at least and expected, where the rows are not at hand
+# The least and the expected length of the longest row if the rows are not available.
 ASSUMED_TOKENS = (256, 1024)
-MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # known even where it is not at hand
-_SIZES: dict[bytes, Facts] = {}  # the cells of a sweep mostly have the same data
+MNIST = ImageFacts(60_000, 10_000, 10, 28, 1)  # Known even if it is not downloaded.
+_SIZES: dict[bytes, Facts] = {}  # A cache, because the cells of a sweep mostly share their data.
 
 
 def sizes(config: RunConfig) -> Facts | str:
-    """The sizes of a run's data set, read once for all runs that have the same, or the reason for
-    which they cannot be read.
+    """Return the sizes of a run's data set, or why they cannot be read.
+
+    Runs with the same data share one reading.
     """
     if not isinstance(config, TrainingConfig):
         return Message("memory.script", "the steps of a script are not known before it runs")
@@ -104,12 +113,10 @@ def sizes(config: RunConfig) -> Facts | str:
 
 
 def _image_facts(config: RunConfig) -> ImageFacts:
-    """The sizes of a data set of images; of photographs the folders are listed,
-    and none is decoded.
-    """
+    """Return the sizes of a set of images. Folders of photographs are listed but not decoded."""
     assert isinstance(config, VisionConfig)
     options = config.dataset
-    whole = MNIST
+    image_facts = MNIST
     if options.name != "mnist":
         data = DATASETS[options.name].read(options, config.seed)
         images = data.train.images
@@ -117,44 +124,47 @@ def _image_facts(config: RunConfig) -> ImageFacts:
         side, channels = (
             (images.shape[1], images.shape[3] if images.ndim == 4 else 1) if is_stored else (0, 3)
         )
-        whole = ImageFacts(
+        image_facts = ImageFacts(
             len(data.train), len(data.test), data.classes, side or options.image_size, channels
         )
-    limits = (whole.train, options.train_limit), (whole.test, options.test_limit)
+    limits = (image_facts.train, options.train_limit), (image_facts.test, options.test_limit)
     train, test = (min(count, limit or count) for count, limit in limits)
-    return msgspec.structs.replace(whole, train=train, test=test)
+    return msgspec.structs.replace(image_facts, train=train, test=test)
 
 
 def _text_facts(config: LlmConfig) -> TextFacts:
-    """The model's vocabulary, and the tokens of its longest batch: of packed rows `max_seq_len`, of
-    rows on this machine the longest row's, else an interval that ends with the most that the run
-    would take.
+    """Return the sizes of a text data set.
+
+    The longest batch of packed sequences has `max_seq_len` tokens. Rows on this machine give the
+    longest row. Without rows, the length is an interval up to the most that the run would take.
     """
     limit = config.max_seq_len or config.model.max_seq_len
     data = config.dataset
     options = config.tokenizer
     rows = None
     vocabulary = config.model.vocab_size
-    sampled: tuple[int, ...] | None = None
+    sampled_tokens: tuple[int, ...] | None = None
     evaluates = bool(data.split) or bool(getattr(data, "test_files", None))
-    # what is on the hub is not fetched for it
+    # An estimate does not download data from the hub.
     if not (isinstance(data, StoredTextConfig) and data.data_files is None):
         inputs = preflight.prepare(config)
         rows = max(_row_tokens(config, inputs), default=None)
         vocabulary = inputs.vocabulary
-        sampled = tuple(_sampled_tokens(config, inputs)) or None
+        sampled_tokens = tuple(_sampled_tokens(config, inputs)) or None
         evaluates = inputs.held_out is not None
     vocabulary = vocabulary or tokenizer.vocabulary(options, getattr(options, "vocab_size", 0))
-    folder = _digest(config.model)
+    folder = _folder_digest(config.model)
     if config.packed or rows is not None:
         longest = limit if config.packed else min(rows or limit, limit)
-        return TextFacts(vocabulary, longest, folder=folder, evaluates=evaluates, rows=sampled)
+        return TextFacts(
+            vocabulary, longest, folder=folder, evaluates=evaluates, rows=sampled_tokens
+        )
     least, expected = (min(tokens, limit) for tokens in ASSUMED_TOKENS)
     return TextFacts(vocabulary, expected, least, limit, folder, evaluates)
 
 
-def _digest(model: DecoderConfig) -> str | None:
-    """Of what a folder says of its model's sizes; None of a model that is known by its name."""
+def _folder_digest(model: DecoderConfig) -> str | None:
+    """Return a digest of a folder model's config.json, or None for a model known by name."""
     if not isinstance(model, HfConfig):
         return None
     return hashlib.sha256(
@@ -163,50 +173,55 @@ def _digest(model: DecoderConfig) -> str | None:
 
 
 def all_tokens(config: LlmConfig) -> int | None:
-    """Tokens of all rows, uncut; None where they are not at hand."""
+    """Return the tokens of all rows, uncut, or None if the rows are not available."""
     if isinstance(config.dataset, StoredTextConfig) and config.dataset.data_files is None:
         return None
     return sum(_row_tokens(config, preflight.prepare(config), every=True))
 
 
 def _row_tokens(config: LlmConfig, inputs: Inputs, every: bool = False) -> list[int]:
-    """Tokens of the rows with the most text, those held out too, or of every row that is trained
-    on, uncut; of pairs each answer counts as a row.
+    """Return the tokens of the rows with the most text, held-out rows included, uncut.
+
+    Each answer of a pair counts as a row.
+
+    Args:
+        every: True to count all training rows instead.
     """
     if not inputs.rows:
         return []
     rows = inputs.rows
     if inputs.held_out is not None and not every:
-        # An evaluation has batches as large as a step's, of rows as long as the longest
+        # An evaluation has batches as large as a step's, and its rows may be the longest.
         rows = [*rows, *inputs.held_out.rows]
-    rows = _answers(config, rows)
+    rows = _split_pairs(config, rows)
     texts = [_texts(config, row) for row in rows]
-    longest = sorted(range(len(rows)), key=lambda place: sum(map(len, texts[place])))[
-        0 if every else -CANDIDATES :
+    longest = sorted(range(len(rows)), key=lambda index: sum(map(len, texts[index])))[
+        0 if every else -CANDIDATE_ROWS :
     ]
     count = _counter(config, inputs)
-    return [_tokens(rows[place], texts[place], count) for place in longest]
+    return [_tokens(rows[index], texts[index], count) for index in longest]
 
 
 def _sampled_tokens(config: LlmConfig, inputs: Inputs) -> list[int]:
-    """Tokens of rows that lie evenly among those that are trained on, uncut;
-    of pairs of each answer.
+    """Return the tokens of evenly sampled training rows, uncut.
+
+    Each answer of a pair counts as a row.
     """
     rows = inputs.rows or []
-    rows = _answers(config, rows[:: max(1, len(rows) // SAMPLED)][:SAMPLED])
+    rows = _split_pairs(config, rows[:: max(1, len(rows) // SAMPLED_ROWS)][:SAMPLED_ROWS])
     count = _counter(config, inputs) if rows else len
     return [_tokens(row, _texts(config, row), count) for row in rows]
 
 
-def _answers(config: LlmConfig, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """The rows; of pairs each answer as a row."""
+def _split_pairs(config: LlmConfig, rows: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Return the rows, with each answer of a pair as a row."""
     if not methods.chosen(config).pairs:
         return rows
     return [{name: row[name]} for row, name in product(rows, pairs.CHOICES)]
 
 
 def _texts(config: LlmConfig, row: dict[str, Any]) -> list[str]:
-    return [*_around(config, row), *row_sources.strings(row)]
+    return [*_template_texts(config, row), *row_sources.strings(row)]
 
 
 def _tokens(row: dict[str, Any], texts: Sequence[str], count: Callable[[str], int]) -> int:
@@ -218,8 +233,8 @@ def _tokens(row: dict[str, Any], texts: Sequence[str], count: Callable[[str], in
     return sum(map(count, texts)) + MESSAGE_TOKENS * messages + ROW_TOKENS
 
 
-def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
-    """The text of the row's template, which is another for instructions without an input."""
+def _template_texts(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
+    """Return the text of the row's template. Instructions without an input have another one."""
     template = templates.chosen(config)
     if template is None:
         return ()
@@ -228,21 +243,22 @@ def _around(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
 
 
 def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
-    """The number of tokens of a text, by the tokenizer's files;
-    a Refusal says that they cannot be read.
+    """Return a function that counts a text's tokens by the tokenizer's files.
+
+    Raises a Refusal if they cannot be read.
     """
     import tiktoken
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     options = config.tokenizer
     if isinstance(config.model, HfConfig):
-        own = tokenizer.FolderTokenizer(str(config.model.path))
-        return lambda text: len(own.encode(text)[0])
+        folder_tokenizer = tokenizer.FolderTokenizer(str(config.model.path))
+        return lambda text: len(folder_tokenizer.encode(text)[0])
     if isinstance(options, Qwen25TokenizerConfig):
         files = (str(Path(str(path)).expanduser()) for path in (options.path, options.merges_file))
         try:
-            merged = Tokenizer(models.BPE.from_file(*files))
-        except Exception as error:  # of tokenizers, which has no class of its own for it
+            qwen_tokenizer = Tokenizer(models.BPE.from_file(*files))
+        except Exception as error:  # tokenizers has no exception class of its own for it.
             raise Refusal(
                 "memory.tokenizer-files",
                 f"tokenizer.path, tokenizer.merges_file={options.merges_file}: {error};"
@@ -251,16 +267,16 @@ def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:
                 value=options.merges_file,
                 reason=str(error),
             ) from None
-        merged.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
-        merged.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
-        return lambda text: len(merged.encode(text).ids)
+        qwen_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+        qwen_tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+        return lambda text: len(qwen_tokenizer.encode(text).ids)
     if isinstance(options, EmbeddedTokenizerConfig):
         ranks = {token: rank for rank, token in enumerate(inputs.token_ranks or [])}
     else:
         lines = Path(str(getattr(options, "path", ""))).expanduser().read_bytes().splitlines()
         ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, lines)}
-    # in the text of chats
-    special = {name: len(ranks) + place for place, name in enumerate(tokenizer.SPECIAL)}
+    # Special tokens occur in the text of chats.
+    special = {name: len(ranks) + index for index, name in enumerate(tokenizer.SPECIAL)}
     encoding = tiktoken.Encoding(
         "rows", pat_str=tokenizer.PATTERN, mergeable_ranks=ranks, special_tokens=special
     )

@@ -1,7 +1,7 @@
-"""Liger's layers without values: its own code around its kernels,
-which are not launched (`torch_internals.patched`).
+"""Liger's layers on fake tensors: the code around its kernels runs, and the kernels do not.
 
-What a layer holds, and what it writes in place, is thereby that of the installed version.
+A layer thus holds and overwrites the tensors of the installed version. The patches are for
+`torch_internals.patched`.
 """
 
 import sys
@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-# of an H100 or H200: a norm's backward pass has a row of its weight's gradient for each
+# Of an H100 or H200. A norm's backward pass keeps a row of its weight's gradient per processor.
 PROCESSORS = 132
 
 
 def no_launch(_kernel: Any, _grid: Any) -> Any:
-    """A Triton kernel on its grid, which does nothing."""
+    """Replace indexing a Triton kernel by its grid: the result does nothing when called."""
     return lambda *_, **__: None
 
 
@@ -28,26 +28,24 @@ WITHOUT_VALUES: dict[str, Any] = {
 
 
 @contextmanager
-def undone() -> Iterator[None]:
-    """Undo afterwards what Liger replaces in transformers' modules,
-    where the next cell would find it.
-    """
+def restored_modules() -> Iterator[None]:
+    """Undo, on exit, Liger's changes to transformers' modules: the next cell would see them."""
     from transformers.integrations.liger import apply_liger_kernel
 
-    before: list[tuple[Any, dict[str, Any]]] = []
+    saved_modules: list[tuple[Any, dict[str, Any]]] = []
 
-    def applied(*arguments: Any) -> None:
+    def apply_after_saving(*arguments: Any) -> None:
         models = [
             module
             for name, module in sys.modules.items()
             if name.startswith("transformers.models.")
         ]
-        before.extend((module, dict(vars(module))) for module in models)
+        saved_modules.extend((module, dict(vars(module))) for module in models)
         apply_liger_kernel(*arguments)
 
     try:
-        with mock.patch("transformers.trainer.apply_liger_kernel", applied):
+        with mock.patch("transformers.trainer.apply_liger_kernel", apply_after_saving):
             yield
     finally:
-        for module, names in before:
+        for module, names in saved_modules:
             vars(module).update(names)

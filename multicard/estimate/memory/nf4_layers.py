@@ -1,7 +1,7 @@
-"""bitsandbytes' NF4 linears without values, of which each tensor has its true size.
+"""bitsandbytes' NF4 linear layers on fake tensors with their true sizes.
 
-bitsandbytes quantises by values, and its parameters cannot hold tensors without them. The layers
-and their products here are its own; what they hold is made by sizes.
+bitsandbytes quantizes by values, and its parameters cannot hold fake tensors. The layers and their
+products are bitsandbytes' own. The tensors that they hold are made here by size.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,13 @@ from transformers.quantizers.base import get_keys_to_not_convert
 
 from multicard.estimate.memory.torch_internals import patched
 
-SCALES = 256  # of blocks, which are quantised together
+SCALES = 256  # Scales are quantized together in blocks of this size.
 
 
-class VisibleProduct(MatMul4Bit):
-    """The product as a GPU computes that of a training batch: with the weight whole,
-    for the time of the product.
+class DequantizedProduct(MatMul4Bit):
+    """The product as a GPU computes it for a training batch.
+
+    The whole weight is dequantized for the time of the product.
     """
 
     @staticmethod
@@ -48,11 +49,11 @@ class VisibleProduct(MatMul4Bit):
 
 
 def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torch.device) -> Any:
-    """The model with NF4 linears in the place of those that transformers would quantise.
+    """Replace the linear layers that transformers would quantize by NF4 layers.
 
     Args:
-        model: of tensors without values, in its precision.
-        options: as `models.nf4_config` makes them.
+        model: a model of fake tensors in its precision.
+        options: the result of `models.nf4_config`.
     """
     dtypes = {
         name: part.weight.dtype for name, part in model.named_modules() if hasattr(part, "weight")
@@ -64,11 +65,11 @@ def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torc
             )
         }
     ):
-        kept = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or ())]
-        model = replace_with_bnb_linear(model, kept, options)
+        unquantized_names = [*get_keys_to_not_convert(model), *(model._keep_in_fp32_modules or ())]
+        model = replace_with_bnb_linear(model, unquantized_names, options)
     for name, layer in model.named_modules():
         if isinstance(layer, Linear4bit):
-            fill(layer, dtypes[name], options, device)
+            fill_layer(layer, dtypes[name], options, device)
     model.is_loaded_in_4bit = model.is_quantized = True
     model.hf_quantizer = SimpleNamespace(
         is_trainable=True, is_qat_trainable=False, quantization_config=options
@@ -78,15 +79,13 @@ def quantised(model: Any, options: transformers.BitsAndBytesConfig, device: torc
     return model
 
 
-def fill(
+def fill_layer(
     layer: Any, dtype: torch.dtype, options: transformers.BitsAndBytesConfig, device: torch.device
 ) -> None:
-    """Give a layer what it holds: of each block of 64
-    weights 4 bits a weight and a scale of 8 bits.
-    """
+    """Give a layer its tensors: 4 bits a weight, and a scale of 8 bits per block of 64 weights."""
 
-    def empty(size: int, of: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(size, dtype=of, device=device)
+    def empty(size: int, dtype_of_part: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(size, dtype=dtype_of_part, device=device)
 
     shape = torch.Size((layer.out_features, layer.in_features))
     count = layer.in_features * layer.out_features
@@ -108,13 +107,13 @@ def fill(
     packed = torch.empty((-(-count // (2 * storage.itemsize)), 1), dtype=storage, device=device)
     layer.weight = nn.Parameter(packed, requires_grad=False)
     layer.quant_state = state
-    recover(layer)
+    recover_quantization(layer)
     if layer.bias is not None:
         layer.bias = nn.Parameter(empty(layer.out_features, dtype), requires_grad=False)
 
 
-def recover(layer: Any) -> None:
-    """Tell a layer's weight how it is quantised, as a gathered one does not know it."""
+def recover_quantization(layer: Any) -> None:
+    """Tell a layer's weight how it is quantized, because a gathered weight has lost it."""
     weight = layer.weight
     state = layer.quant_state
     if getattr(weight, "quant_state", None) is None:
@@ -128,7 +127,7 @@ def recover(layer: Any) -> None:
 
 
 def scales(model: nn.Module) -> Iterator[Tensor]:
-    """What NF4 layers hold beside their parameters: each rank has it whole."""
+    """Yield the tensors that NF4 layers hold outside their parameters. They are not sharded."""
     for layer in model.modules():
         state = layer.quant_state if isinstance(layer, Linear4bit) else None
         if state is not None:
@@ -141,8 +140,8 @@ def scales(model: nn.Module) -> Iterator[Tensor]:
             )
 
 
-# Patches (`torch_internals.patched`)
+# Patches for `torch_internals.patched`.
 WITHOUT_VALUES: dict[str, Any] = {
-    "bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module": recover
+    "bitsandbytes.nn.modules.fix_4bit_weight_quant_state_from_module": recover_quantization
 }
-ON_GPU: dict[str, Any] = {"bitsandbytes.autograd._functions.MatMul4Bit": VisibleProduct}
+ON_GPU: dict[str, Any] = {"bitsandbytes.autograd._functions.MatMul4Bit": DequantizedProduct}

@@ -1,5 +1,7 @@
-"""A cell's step without values, and the process that takes it for `answers.computed`: pickled
-requests from the standard input, answers as JSON to the standard output.
+"""Simulate a cell's step on fake tensors, which have sizes but no values.
+
+As a program, it serves `answers.compute_answers`: it reads pickled requests from standard input
+and writes answers as JSON to standard output.
 """
 
 import importlib
@@ -48,21 +50,25 @@ EIGHT_BIT_STEPS = (
     "bitsandbytes::optimizer_update_8bit_blockwise",
     "bitsandbytes::optimizer_update_32bit",
 )
-# which hold what sdpa's fused kernel does: its output, and a sum a row
-AS_FUSED = (Attention.flash, Attention.flex)
-MATH_ATTENTION = "aten::_safe_softmax"  # of attention that is not fused, and of nothing else
+# They hold the same tensors as sdpa's fused kernel: its output and a sum per row.
+SIMULATED_AS_SDPA = (Attention.flash, Attention.flex)
+MATH_ATTENTION = "aten::_safe_softmax"  # Only attention that is not fused calls this operator.
 
 
 class FellBackError(Exception):
-    """A step without values took another way than a real one does."""
+    """A simulated step did not run the same code as a real one."""
 
 
 def simulate(
     config: RunConfig, facts: Facts, device_type: str, memory_bytes: int | None = None
 ) -> Active:
-    """Take a step of a cell without values, as rank 0 does on "cuda" without a GPU, or on "cpu" to
-    compare with the truth; a FellBackError says that it was not that of a real run.
-    Of the GPU's memory see `answers.Request`.
+    """Simulate a cell's step as rank 0 takes it, and return its peak.
+
+    Raises FellBackError if the simulated step differs from a real one.
+
+    Args:
+        device_type: "cuda", which needs no GPU, or "cpu" to compare with real steps.
+        memory_bytes: see `answers.Request`.
     """
     device = GPU if device_type == "cuda" else CPU
     on_cuda = device_type == "cuda"
@@ -70,12 +76,12 @@ def simulate(
     tracker = Tracker(device_type, CUDA_BLOCK_BYTES if on_cuda else 1, offloads)
     if isinstance(config, VisionConfig):
         assert isinstance(facts, ImageFacts)
-        synced = (
+        syncs_batchnorm = (
             getattr(config.strategy, "sync_batchnorm", False) and config.gpus * config.nodes > 1
         )
-        if synced:
+        if syncs_batchnorm:
             sentence = (
-                "strategy.sync_batchnorm=true: torch has no operators of it for tensors without"
+                "strategy.sync_batchnorm=true: torch has no such operators for tensors without"
                 " values"
             )
             raise FellBackError(
@@ -86,15 +92,15 @@ def simulate(
     else:
         assert isinstance(config, LlmConfig) and isinstance(facts, TextFacts)
         tune(config, facts, device, tracker)
-    _check(config, device, tracker)
+    _check_as_real(config, device, tracker)
     kinds = {kind: size for kind, size in tracker.peak_now.items() if size}
     return Active(tracker.peak_bytes, kinds, tracker.sizes)
 
 
 def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> None:
-    """Tune for a step as rank 0 does, under `tracker`."""
+    """Simulate a tuning step of rank 0 under `tracker`."""
     patches = dict[str, Any]()
-    undone = nullcontext()
+    restored_modules = nullcontext()
     if config.optimizer.has_8_bits:
         patches |= eight_bit_states.WITHOUT_VALUES
     if config.kernels is Kernels.liger:
@@ -104,23 +110,24 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
             )
             raise FellBackError(Message("memory.kernels", sentence, key="kernels"))
         patches |= liger_kernels.WITHOUT_VALUES
-        undone = liger_kernels.undone()
-    if config.attention in AS_FUSED:
+        restored_modules = liger_kernels.restored_modules()
+    if config.attention in SIMULATED_AS_SDPA:
         config = replace(config, attention=Attention.sdpa)
-    if config.offloads:  # the same steps: `tracker` leaves out what is on the host
+    if config.offloads:  # The steps are the same, and `tracker` leaves out the host's memory.
         config = replace(config, sharding=Sharding.fsdp)
     name = "trl_step" if config.engine is Engine.trl else "tuning_step"
-    step = importlib.import_module(f"multicard.estimate.memory.{name}")  # takes seconds
+    step = importlib.import_module(f"multicard.estimate.memory.{name}")  # The import takes seconds.
     ranks = fake_ranks(config.world_size, device) if config.distributed else nullcontext()
-    with ranks as mesh, fake(device), patched(patches), undone:
+    with ranks as mesh, fake(device), patched(patches), restored_modules:
         step.run(config, facts, device, tracker, mesh)
 
 
-def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
-    """Check that products have the run's type, that the optimiser stepped,
-    and that attention is a GPU's.
+def _check_as_real(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
+    """Raise FellBackError unless the step ran like a real one.
+
+    Products need the run's type, the optimizer must have stepped, and attention must be a GPU's.
     """
-    seen = tracker.operators
+    operators = tracker.operators
     keeps_state = True
     if isinstance(config, VisionConfig):
         precision = choose(config.precision.name, device)
@@ -130,9 +137,9 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
         assert isinstance(config, LlmConfig)
         expected = torch.bfloat16 if config.formats.products == "bf16" else torch.float32
         steps = EIGHT_BIT_STEPS if config.optimizer.has_8_bits else ("aten::_fused_adamw_",)
-        if not any(name in seen for name in steps):
+        if not any(name in operators for name in steps):
             raise FellBackError(Message("memory.not-fused", "AdamW was not fused"))
-    products = [name for name in PRODUCTS if name in seen]
+    products = [name for name in PRODUCTS if name in operators]
     if not products:
         raise FellBackError(
             Message(
@@ -140,22 +147,22 @@ def _check(config: RunConfig, device: torch.device, tracker: Tracker) -> None:
             )
         )
     for name in products:
-        if seen[name] != {expected}:
-            sentence = f"{name} gave {seen[name]}, not {expected}"
+        if operators[name] != {expected}:
+            sentence = f"{name} gave {operators[name]}, not {expected}"
             raise FellBackError(
                 Message("memory.product-type", sentence, operator=name, expected=str(expected))
             )
     if keeps_state and not tracker.kinds & {"optimizer", HOST}:
         raise FellBackError(
-            Message("memory.no-step", "the optimiser made no state: it did not step")
+            Message("memory.no-step", "the optimiser made no state, so it did not step")
         )
-    if device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in seen:
+    if device.type == "cuda" and expected is not torch.float64 and MATH_ATTENTION in operators:
         sentence = "attention fell back to matrices of sequence x sequence"
         raise FellBackError(Message("memory.attention", sentence))
 
 
 def answer(request: answers.Request) -> answers.Answer:
-    """The peak of a request's step, or in a line the reason for which there is none."""
+    """Return the peak of a request's step, or in one line the reason why there is none."""
     try:
         return simulate(request.config, request.facts, request.device, request.memory_bytes)
     except FellBackError as error:
@@ -164,13 +171,13 @@ def answer(request: answers.Request) -> answers.Answer:
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-# ---- a step of an image model: the project's own model, strategy, optimiser and loop, what the
-# loader keeps on the device, and what stands for DistributedDataParallel and DataParallel without a
-# network, with the same tensors
+# ---- A step of an image model runs the project's own model, strategy, optimizer and loop, and adds
+# the data that the loader keeps on the device. Replacements for DistributedDataParallel and
+# DataParallel hold the same tensors without a network.
 
 
 class DryLoop(Loop):
-    """The loop of training without what surrounds it: clocks, the controller's board, files."""
+    """The training loop without its surroundings: clocks, the controller's board, files."""
 
     def __init__(
         self, rank: Rank, config: VisionConfig, share: Share, optimisation: Any, tracker: Tracker
@@ -202,52 +209,54 @@ def train(
     tracker: Tracker,
     memory_bytes: int | None = None,
 ) -> None:
-    """Train for a step as rank 0 does, under `tracker`. Call it within `fake(device)`."""
+    """Simulate a training step of rank 0 under `tracker`. Call it within `fake(device)`."""
     strategy = STRATEGIES[config.strategy.name]
     rank = Rank(0, 0, config.processes * config.nodes, device, "gloo", 1)
     precision = choose(config.precision.name, device)
     with device:
         model = models.build(config.model, facts.classes, config.dataset.image_size)
     convert(model, precision.model_dtype, memory_format(config))
-    stand_ins: dict[str, Any] = {
+    replacements: dict[str, Any] = {
         "torch.nn.parallel.DistributedDataParallel": replicated(tracker.note),
         "torch.nn.DataParallel": FirstOfParallel,
     }
-    with tracker, patched(stand_ins):
+    with tracker, patched(replacements):
         tracker.note_model(model)
         share = strategy.share(model, facts.train, config, rank)
-        kept = resident(config, facts, share, device, memory_bytes)
-        tracker.note(kept, "resident")
+        resident_data = resident_tensors(config, facts, share, device, memory_bytes)
+        tracker.note(resident_data, "resident")
         optimisation = optim.build(
             share.model, config, config.epochs * share.steps, precision.scale_loss, device
         )
         tracker.make_states(optimisation.optimizer)
         loop = DryLoop(rank, config, share, optimisation, tracker)
         share.model.train()
-        loaded = batches(config, facts, share, device, tracker)
+        batch_stream = batches(config, facts, share, device, tracker)
         tracker.restart_peak()
-        loop.step(loaded)
+        loop.step(batch_stream)
         tracker.is_forward = False
         share.evaluated.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
-        # with a frozen backbone it may take more than a step: a batch is there until the next is
+        # With a frozen backbone, evaluation may take more memory than a step. A batch
+        # stays in memory until the next one has come, so evaluate two.
         with torch.no_grad():
-            loop.add_tested(islice(loaded, 2), sums, dict.fromkeys(COUNTS, 0))
+            loop.add_tested(islice(batch_stream, 2), sums, dict.fromkeys(COUNTS, 0))
 
 
 def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> None:
-    """`model.to(dtype).to(memory_format=form)`,
-    by hand: fake parameters cannot be swapped in place.
+    """Do `model.to(dtype).to(memory_format=form)` without swapping tensors in place.
+
+    Fake parameters cannot be swapped.
     """
     with torch.no_grad():
         for module in model.modules():
             for name, value in module._parameters.items():
                 if value is not None:
                     layout = form if value.dim() == 4 else torch.preserve_format
-                    changed = nn.Parameter(
+                    converted = nn.Parameter(
                         value.detach().to(dtype, memory_format=layout), value.requires_grad
                     )
-                    module._parameters[name] = changed
+                    module._parameters[name] = converted
             for name, value in module._buffers.items():
                 if value is not None and value.is_floating_point():
                     module._buffers[name] = value.to(dtype)
@@ -257,23 +266,30 @@ def convert(model: nn.Module, dtype: torch.dtype, form: torch.memory_format) -> 
 
 
 def crossing_channels(config: VisionConfig, facts: ImageFacts) -> int:
-    """Channels of an image that crosses to the device: 1 of a grey one whose channels are
-    normalised alike, unless torchvision's transforms make it three.
+    """Return the channels of an image that moves to the device.
+
+    It is 1 for a grey image whose channels are normalized equally, unless torchvision's transforms
+    make it three.
     """
     return (
         1 if facts.channels == 1 and config.dataset.alike and config.loader.name != "torch" else 3
     )
 
 
-def resident(
+def resident_tensors(
     config: VisionConfig,
     facts: ImageFacts,
     share: Share,
     device: torch.device,
     memory_bytes: int | None,
 ) -> list[torch.Tensor]:
-    """Images, labels and order of what stays on a GPU, by the rules of `device_loader.Resident`;
-    its memory is for the budget where the configuration names none (None: as if all fitted).
+    """Return images, labels and order of the data sets that stay on a GPU.
+
+    The rules are those of `device_loader.Resident`.
+
+    Args:
+        memory_bytes: the GPU's memory. It sets the budget if the configuration names none. None
+            means that everything fits.
     """
     if config.loader.name != "device" or device.type != "cuda":
         return []
@@ -282,65 +298,67 @@ def resident(
     if budget is None:
         budget = None if memory_bytes is None else int(BUDGET_SHARE * memory_bytes)
     ranks = config.processes * config.nodes
-    sharded = STRATEGIES[config.strategy.name].shards and ranks > 1
-    tested = -(-facts.test // ranks)
-    kept: list[torch.Tensor] = []
+    is_sharded = STRATEGIES[config.strategy.name].shards and ranks > 1
+    test_images = -(-facts.test // ranks)
+    tensors: list[torch.Tensor] = []
     for images, order in (
-        (len(share.sampler) if sharded else facts.train, len(share.sampler)),
-        (tested, tested),
+        (len(share.sampler) if is_sharded else facts.train, len(share.sampler)),
+        (test_images, test_images),
     ):
         if budget is None or images * image_bytes <= budget:
-            kept.append(torch.empty(images * image_bytes, dtype=torch.uint8, device=device))
-            kept += [
+            tensors.append(torch.empty(images * image_bytes, dtype=torch.uint8, device=device))
+            tensors += [
                 torch.empty(size, dtype=torch.int64, device=device) for size in (images, order)
             ]
-    return kept
+    return tensors
 
 
 def batches(
     config: VisionConfig, facts: ImageFacts, share: Share, device: torch.device, tracker: Tracker
 ) -> Iterator[Batch]:
-    """Full batches without end, with the next one on the
-    device already where the loader sends it ahead.
+    """Yield full batches without end.
+
+    If the loader sends batches ahead, the next one is already on the device.
     """
     channels = crossing_channels(config, facts)
     side = config.dataset.image_size
     dtype = choose(config.precision.name, device).transfer_dtype
     on_cuda = device.type == "cuda"
     loader = config.loader.name
-    sent_ahead = on_cuda and (loader == "device" or (loader == "batched" and config.pin_memory))
-    place = device if sent_ahead or loader == "dali" else torch.device("cpu")
+    is_sent_ahead = on_cuda and (loader == "device" or (loader == "batched" and config.pin_memory))
+    made_on = device if is_sent_ahead or loader == "dali" else torch.device("cpu")
     layout = (
         torch.channels_last
         if facts.channels == 3 and loader != "torch"
         else torch.contiguous_format
     )
-    # in one kernel, as the model reads it
+    # One kernel augments the images and writes them in the layout that the model reads.
     if on_cuda and loader == "device" and compiles(config, device.type):
         channels = 3
         layout = memory_format(config)
 
-    def batch() -> Batch:
-        images = torch.empty(share.batch_size, channels, side, side, dtype=dtype, device=place)
+    def make_batch() -> Batch:
+        images = torch.empty(share.batch_size, channels, side, side, dtype=dtype, device=made_on)
         images = images.contiguous(memory_format=layout)
-        labels = torch.zeros(share.batch_size, dtype=torch.int64, device=place)
+        labels = torch.zeros(share.batch_size, dtype=torch.int64, device=made_on)
         tracker.note([images, labels], "batch")
         return Batch(images, labels, images.nbytes, labels.nbytes)
 
-    following = batch() if sent_ahead else None
+    next_batch = make_batch() if is_sent_ahead else None
     while True:
-        ready = following or batch()
-        following = batch() if sent_ahead else None
-        yield ready
-        del ready
+        batch = next_batch or make_batch()
+        next_batch = make_batch() if is_sent_ahead else None
+        yield batch
+        del batch
 
 
 # ---- DataParallel
 
 
 class _Broadcast(torch.autograd.Function):
-    """Replicas of the parameters, and the sum of their gradients
-    in memory of its own (`ReduceAddCoalesced`).
+    """Copy the parameters to replicas, and sum their gradients into new memory.
+
+    DataParallel does the latter in `ReduceAddCoalesced`.
     """
 
     @staticmethod
@@ -353,8 +371,10 @@ class _Broadcast(torch.autograd.Function):
 
 
 class FirstOfParallel(nn.Module):
-    """A module under DataParallel, as its first GPU sees it: all of the batch and the outputs, a
-    share of the work, and the gradients twice, its own and the sum.
+    """A module under DataParallel, as its first GPU holds it.
+
+    It holds all of the batch and the outputs, a share of the work, and the gradients twice: its own
+    and their sum.
     """
 
     def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
@@ -374,9 +394,9 @@ class FirstOfParallel(nn.Module):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asked: list[answers.Request] = pickle.load(sys.stdin.buffer)
+    requests: list[answers.Request] = pickle.load(sys.stdin.buffer)
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # recipes print
-    for request in asked:
+    os.dup2(2, 1)  # Recipes print, which must not mix with the answers.
+    for request in requests:
         out.write(msgspec.json.encode(answer(request)) + b"\n")
         out.flush()

@@ -1,10 +1,9 @@
-"""Imitated internals of torch, torchao and torchtune,
-by names that these libraries do not promise to keep.
+"""Imitations of torch, torchao and torchtune internals, whose names may change without notice.
 
-With it, tensors without values behave as on a GPU that is not there, in several ranks that exchange
-nothing. A name is written in full, as an import, an attribute or a target to patch:
-`tests/estimate/test_predict_memory.py` looks each of them up, and says which a new release has
-lost. Patches are of the whole process: call this in one of its own.
+They make fake tensors behave as on a GPU that does not exist, in several ranks that exchange
+nothing. Each name is written in full, as an import, an attribute or a target to patch:
+`tests/estimate/test_predict_memory.py` looks up each and reports names that a new release lacks.
+Patches affect the whole process, so use this module in a separate process.
 """
 
 import warnings
@@ -44,7 +43,7 @@ aten: Any = torch.ops.aten
 
 @contextmanager
 def patched(values: Mapping[str, Any]) -> Iterator[None]:
-    """Within, full names stand for other values."""
+    """Replace attributes, given by full names, until exit."""
     with ExitStack() as stack:
         for name, value in values.items():
             stack.enter_context(mock.patch(name, value))
@@ -55,12 +54,14 @@ def patched(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 class Mode(FakeTensorMode):
-    """Fake tensors whose values read as zero: for fp16's loss scaling "no overflow", for a recipe's
-    loss a number to log. Shapes that depend on values are refused as ever.
+    """Fake tensors whose values read as zero.
+
+    For the loss scaling of fp16, zero means "no overflow". A recipe gets a loss to log. Shapes that
+    depend on values still raise.
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(allow_non_fake_inputs=True)  # constants, as torch.tensor(0.0)
+        super().__init__(allow_non_fake_inputs=True)  # For constants such as torch.tensor(0.0).
         self.device = device
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,14 +70,15 @@ class Mode(FakeTensorMode):
             and kwargs
             and getattr(kwargs.get("device"), "type", "") == "meta"
         ):
-            # C++ asks for "a scalar where this tensor is", and saw meta
+            # C++ asks for "a scalar on this tensor's device", and it believed the device to be meta.
             kwargs = {**kwargs, "device": self.device}
         if func in (torch.ops.aten._fused_sgd_.default, torch.ops.aten._fused_sgd_.tensor_lr):
-            return None  # it works in place alone, and fake tensors do not know it
-        # of a mask by which labelled tokens are taken: all of them
+            return None  # It only works in place, and fake tensors do not support it.
+        # A mask selects labeled tokens here. Assume that it selects all of them.
         if func is aten.nonzero.default:
             return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
-        if func is aten._grouped_mm.default:  # of experts; fake tensors know it in bf16 alone
+        # A product of experts. Fake tensors support it only in bf16.
+        if func is aten._grouped_mm.default:
             return args[0].new_empty(grouped_shape(*args[:3]))
         try:
             return super().dispatch(func, types, args, kwargs)
@@ -85,9 +87,9 @@ class Mode(FakeTensorMode):
                 raise
             dtype = args[0].dtype
             return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
-        # fake tensors try real ones for operators that they do not know
+        # Fake tensors try real tensors for operators that they do not support.
         except RuntimeError as error:
-            # no driver, or GPUs that are hidden from this process
+            # There is no driver, or the GPUs are hidden from this process.
             if not any(
                 reason in str(error) for reason in ("NVIDIA driver", "No CUDA GPUs are available")
             ):
@@ -101,14 +103,15 @@ class Mode(FakeTensorMode):
 def grouped_shape(
     left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor | None = None
 ) -> tuple[int, ...]:
-    """The shape of torch's `grouped_mm`: a product for each group,
-    of which a side may hold all in a dimension.
+    """Return the shape of torch's `grouped_mm`: one product per group.
+
+    One operand may hold all groups along one dimension.
 
     Args:
-        left: (groups, M, K), (M of all groups, K), or (M, K of all groups) beside a right one of
+        left: (groups, M, K), (M of all groups, K), or (M, K of all groups) with a right operand of
             two dimensions.
         right: (groups, K, N), (K, N of all groups), or (K of all groups, N).
-        ends: (groups,) of each group in that dimension.
+        ends: (groups,), the end of each group in that dimension.
     """
     if left.dim() == 2 and right.dim() == 2:
         assert ends is not None
@@ -120,12 +123,12 @@ def grouped_shape(
 
 @contextmanager
 def fake(device: torch.device) -> Iterator[None]:
-    """Within, tensors made on `device` have no values and take no memory.
+    """Make tensors on `device` fake until exit: they have no values and take no memory.
 
-    A GPU's fake tensors have, for Python and the dispatcher, the GPU as their device, and for C++
-    `meta`: autograd would otherwise ask for a stream of a GPU. C++ autocast then leaves them alone,
-    which `cuda_autocast` makes up for, and attention falls back, which `attention` replaces;
-    `simulate` asserts that both happened.
+    Python and the dispatcher see a fake tensor's device as the GPU. C++ sees `meta`, because
+    autograd would otherwise ask for a stream of a GPU. Therefore C++ autocast ignores these
+    tensors, and `cuda_autocast` casts instead. Attention would fall back, and `attention` replaces
+    it. `simulate` asserts that both happened.
     """
     make = torch.Tensor._make_subclass
 
@@ -153,13 +156,12 @@ def fake(device: torch.device) -> Iterator[None]:
         yield
 
 
-# ---- autocast("cuda"): torch's C++ casts nothing of a tensor whose device it does not see as CUDA,
-# and says nothing. Here the same casts are made in Python,
-# at the same place: the dispatcher's key AutocastCUDA.
+# ---- autocast("cuda"): torch's C++ casts only tensors whose device it sees as CUDA, and gives no
+# warning. Here Python makes the same casts at the same place: the dispatcher's key AutocastCUDA.
 
 # The policies of autocast on CUDA (pytorch.org/docs/stable/amp.html, "CUDA Op-Specific Behavior")
-# for the operators that classifiers of images and their losses call
-POLICIES = {
+# for the operators that image classifiers and their losses call.
+AUTOCAST_POLICIES = {
     "lower": (
         "addmm baddbmm bmm conv1d conv2d conv3d conv_transpose2d.input convolution einsum linear"
         " matmul mm mv prelu"
@@ -169,18 +171,19 @@ POLICIES = {
         " pow.Tensor_Scalar pow.Tensor_Tensor reciprocal rsqrt softplus upsample_bilinear2d"
         " upsample_nearest2d"
     ),
-    # asked for a type of their result where the caller names none
+    # The result type is set if the caller names none.
     "fp32 result": "cumsum linalg_vector_norm log_softmax.int prod softmax.int sum sum.dim_IntList",
 }
 
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Within, autocast of GPUs casts fake tensors too. Other autocast policies (promotion of mixed
-    types) stay torch's: they widen, where the arguments of one operator differ,
-    and no model here mixes them.
+    """Make autocast of GPUs cast fake tensors too, until exit.
+
+    torch still handles the policy for mixed types, which widens if an operator's arguments differ.
+    No model here mixes types.
     """
-    # weights until autocast ends: (weight, its copy)
+    # Copies of weights, kept until autocast ends, by the weight's id: (weight, its copy).
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     clear = torch.clear_autocast_cache
 
@@ -189,12 +192,14 @@ def cuda_autocast() -> Iterator[None]:
         clear()
 
     library = torch.library.Library("aten", "IMPL")
-    for policy, names in POLICIES.items():
+    for policy, names in AUTOCAST_POLICIES.items():
         for name in names.split():
             packet, _, overload = name.partition(".")
-            kernel = _casting(getattr(getattr(aten, packet), overload or "default"), policy, copies)
+            kernel = _casting_kernel(
+                getattr(getattr(aten, packet), overload or "default"), policy, copies
+            )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a kernel is overridden
+                warnings.simplefilter("ignore")  # torch warns that a kernel is overridden.
                 library.impl(name, kernel, "AutocastCUDA", allow_override=True)
     try:
         with mock.patch.object(torch, "clear_autocast_cache", clear_both):
@@ -203,14 +208,14 @@ def cuda_autocast() -> Iterator[None]:
         library._destroy()
 
 
-def _casting(operator: Any, policy: str, copies: dict[int, Any]) -> Callable[..., Any]:
-    """An operator behind the casts of a policy."""
-    below = DispatchKeySet(DispatchKey.AutocastCUDA)
+def _casting_kernel(operator: Any, policy: str, copies: dict[int, Any]) -> Callable[..., Any]:
+    """Return an operator that first casts its arguments by a policy."""
+    excluded_key = DispatchKeySet(DispatchKey.AutocastCUDA)
     names = [argument.name for argument in operator._schema.arguments]
 
     def cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        floats = tensor.is_floating_point() and tensor.dtype is not torch.float64
-        if not floats or tensor.dtype is dtype or tensor.device.type != "cuda":
+        is_cast = tensor.is_floating_point() and tensor.dtype is not torch.float64
+        if not is_cast or tensor.dtype is dtype or tensor.device.type != "cuda":
             return tensor
         is_weight = (
             policy == "lower"
@@ -225,12 +230,14 @@ def _casting(operator: Any, policy: str, copies: dict[int, Any]) -> Callable[...
         return copies[id(tensor)][1]
 
     def kernel(*args: Any, **keywords: Any) -> Any:
-        with _ExcludeDispatchKeyGuard(below):
+        with _ExcludeDispatchKeyGuard(excluded_key):
             if policy == "fp32 result":
-                place = names.index("dtype")
-                named = keywords.get("dtype") if len(args) <= place else args[place]
-                if named is None and args[0].dtype in HALVES:
-                    args, keywords = args[:place], keywords | {"dtype": torch.float32}
+                dtype_index = names.index("dtype")
+                requested_dtype = (
+                    keywords.get("dtype") if len(args) <= dtype_index else args[dtype_index]
+                )
+                if requested_dtype is None and args[0].dtype in HALVES:
+                    args, keywords = args[:dtype_index], keywords | {"dtype": torch.float32}
                 return operator(*args, **keywords)
             dtype = torch.get_autocast_dtype("cuda") if policy == "lower" else torch.float32
             args, keywords = tree_map_only(
@@ -241,15 +248,15 @@ def _casting(operator: Any, policy: str, copies: dict[int, Any]) -> Callable[...
     return kernel
 
 
-# ---- attention: without a GPU torch falls back to `math`,
-# which keeps matrices of sequence x sequence, in silence
+# ---- attention: without a GPU, torch silently falls back to `math`, which keeps matrices of
+# sequence x sequence.
 
 
 class PackedMask(BlockMask):
-    """Stands for flex attention's block mask, which torchtune makes of packed rows on a GPU.
+    """Replaces flex attention's block mask, which torchtune builds from packed rows on a GPU.
 
-    `row_numbers` (B, S) int64 is what the mask is computed from;
-    its blocks of 128 x 128 are too few to count.
+    The mask is computed from `row_numbers` (B, S) int64. Its blocks of 128 x 128 are too few to
+    count.
     """
 
     def __init__(self, row_numbers: torch.Tensor) -> None:
@@ -260,9 +267,10 @@ class PackedMask(BlockMask):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Tensors that flash attention, memory-efficient attention and compiled flex attention keep:
-    their inputs, their output, the log-sums of each query, in float32,
-    and the bias that memory-efficient attention makes of a mask.
+    """Holds the tensors that flash, memory-efficient and compiled flex attention keep.
+
+    These are their inputs, their output, the log-sums of each query in float32, and the bias that
+    memory-efficient attention makes from a mask.
     """
 
     @staticmethod
@@ -293,9 +301,10 @@ def attention(
     is_causal: bool = False,
     **_: Any,
 ) -> torch.Tensor:
-    """torch's `scaled_dot_product_attention` as on a GPU from Ampere on: fused, but for float64.
-    (B, heads, S, width) each, the mask of each layer in their type, its rows padded to a multiple
-    of 16.
+    """Replace `scaled_dot_product_attention` by the kernels of GPUs since Ampere.
+
+    Attention is fused, except for float64. Query, key and value have the shape (B, heads, S,
+    width). The bias made from a mask has their type, and its rows are padded to a multiple of 16.
     """
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
     if dtype is torch.float64:
@@ -311,12 +320,12 @@ def attention(
 def torchtune_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, **_: Any
 ) -> torch.Tensor:
-    """Attention as torchtune's layer calls it."""
+    """Compute attention with the signature that torchtune's layer calls."""
     return attention(q, k, v, mask)
 
 
 def torchtune_on_gpu() -> dict[str, Any]:
-    """Patches (`patched`) by which torchtune finds a GPU."""
+    """Return patches (`patched`) that make torchtune find a GPU."""
     return {
         "torchtune.utils.get_device": lambda device: GPU,
         "torchtune.utils._device._SUPPORTS_FLEX_ATTENTION": True,
@@ -326,46 +335,47 @@ def torchtune_on_gpu() -> dict[str, Any]:
     }
 
 
-def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True of a tensor that was moved to where it is: C++ makes a copy of it,
-    as it takes a fake GPU for "meta".
-    """
+def _has_same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if a conversion changed nothing: C++ copies even then, as it sees a fake GPU as "meta"."""
     return (
         one.device == other.device and one.dtype == other.dtype and one.stride() == other.stride()
     )
 
 
-def converted(
+def apply_without_swap(
     module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
 ) -> nn.Module:
-    """`nn.Module._apply`, which swaps tensors in place: fake ones refuse it."""
-    made: dict[int, nn.Parameter] = {}  # by the parameter, which modules may share
+    """Replace `nn.Module._apply`, which swaps tensors in place. Fake tensors refuse this."""
+    parameters: dict[int, nn.Parameter] = {}  # By the old parameter's id: modules may share it.
     for part in module.modules() if recurse else [module]:
         for name, value in part._parameters.items():
-            if value is not None and id(value) not in made:
+            if value is not None and id(value) not in parameters:
                 changed = change(value)
-                same = changed is value or _is_alike(changed, value)
-                made[id(value)] = (
-                    value if same else nn.Parameter(changed.detach(), value.requires_grad)
+                is_unchanged = changed is value or _has_same_layout(changed, value)
+                parameters[id(value)] = (
+                    value if is_unchanged else nn.Parameter(changed.detach(), value.requires_grad)
                 )
-            part._parameters[name] = None if value is None else made[id(value)]
+            part._parameters[name] = None if value is None else parameters[id(value)]
         for name, value in part._buffers.items():
             part._buffers[name] = value if value is None else change(value)
     return module
 
 
-# Patches (`patched`) for TRL's trainers: accelerate knows parameters again by their addresses
+# Patches (`patched`) for TRL's trainers. accelerate identifies parameters by their addresses.
 TRL_WITHOUT_VALUES: dict[str, Any] = {
-    "torch.nn.Module._apply": converted,
+    "torch.nn.Module._apply": apply_without_swap,
     "torch.Tensor.data_ptr": lambda tensor: tensor.untyped_storage()._cdata,
     "trl.trainer.base_trainer._BaseTrainer._send_telemetry": lambda _: None,
 }
-KERNEL = defaultdict(lambda: lambda *_, **__: None)  # by its grid
-# By which they find a GPU; its loss works in place there, on a tile and on gradients in float32
+NO_KERNEL = defaultdict(
+    lambda: lambda *_, **__: None
+)  # Maps every grid to a function without effect.
+# Patches that make TRL's trainers find a GPU. Their loss works in place there, on one tile and on
+# gradients in float32.
 TRL_ON_GPU: dict[str, Any] = {
     "torch.cuda.set_device": lambda _: None,
-    "trl.kernels.chunked_logprob._forward_kernel": KERNEL,
-    "trl.kernels.chunked_logprob._backward_kernel": KERNEL,
+    "trl.kernels.chunked_logprob._forward_kernel": NO_KERNEL,
+    "trl.kernels.chunked_logprob._backward_kernel": NO_KERNEL,
     "trl.kernels.chunked_logprob._addmm_fp32": lambda *_: None,
 }
 
@@ -373,15 +383,19 @@ TRL_ON_GPU: dict[str, Any] = {
 # ---- several ranks in one process
 
 
-# What FSDP asks `torch.cuda` for: streams and events that nothing waits for
-CUDA = mock.MagicMock(current_device=lambda: 0, device_count=lambda: 8)
+# Replaces `torch.cuda` for FSDP: nothing waits for its streams and events.
+FAKE_CUDA = mock.MagicMock(current_device=lambda: 0, device_count=lambda: 8)
 FSDP_ON_GPU: dict[str, Any] = {
-    "torch.distributed.device_mesh._get_device_handle": lambda *_: CUDA,
-    "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_device_handle": lambda *_: CUDA,
-    "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_handle": lambda *_: CUDA,
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group._get_device_handle": lambda *_: CUDA,
-    "torch.distributed.fsdp._fully_shard._fsdp_state._get_device_handle": lambda *_: CUDA,
-    # C++ says of a DTensor on fake tensors that it is on meta
+    "torch.distributed.device_mesh._get_device_handle": lambda *_: FAKE_CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_device_handle": lambda *_: (
+        FAKE_CUDA
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_init._get_device_handle": lambda *_: FAKE_CUDA,
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group._get_device_handle": lambda *_: (
+        FAKE_CUDA
+    ),
+    "torch.distributed.fsdp._fully_shard._fsdp_state._get_device_handle": lambda *_: FAKE_CUDA,
+    # C++ reports that a DTensor on fake tensors is on meta.
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._validate_no_meta_params": (
         lambda *_: None
     ),
@@ -392,8 +406,9 @@ FSDP_ON_GPU: dict[str, Any] = {
 
 @contextmanager
 def fake_ranks(count: int, device: torch.device) -> Iterator[Any]:
-    """Join a group of `count` ranks as its rank 0. Yields the device mesh to shard over. Enter it
-    before fake tensors: a mesh reads its ranks.
+    """Join a group of `count` ranks as its rank 0, and yield the device mesh to shard over.
+
+    Enter it before fake tensors, because a mesh reads its ranks' values.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     try:
@@ -403,25 +418,29 @@ def fake_ranks(count: int, device: torch.device) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def sharding_unseen(pause: Callable[[bool], None]) -> Any:
-    """A patch: DTensor tries each new operator on fake tensors of the whole shapes, to know the
-    result's; `pause` is told before and after.
-    """
-    try_out = ShardingPropagator._propagate_tensor_meta_non_cached
+def pausing_for_sharding_propagation(pause: Callable[[bool], None]) -> Any:
+    """Return a patch that calls `pause(True)` and `pause(False)` around sharding propagation.
 
-    def unseen(propagator: Any, *arguments: Any) -> Any:
+    To know the result's shape, DTensor tries each new operator on fake tensors of the full shapes.
+    """
+    propagate = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate_paused(propagator: Any, *arguments: Any) -> Any:
         pause(True)
         try:
-            return try_out(propagator, *arguments)
+            return propagate(propagator, *arguments)
         finally:
             pause(False)
 
-    return mock.patch.object(ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
+    return mock.patch.object(
+        ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate_paused
+    )
 
 
 def ddp_buckets(parameters: Sequence[torch.Tensor], cap_mb: float) -> list[list[int]]:
-    """The indices of the parameters of each of DDP's buckets: filled in the order in which
-    gradients come, to `cap_mb` MiB, the first to 1 MiB.
+    """Return the parameters' indices in each of DDP's buckets.
+
+    Buckets fill in the order in which gradients come, up to `cap_mb` MiB. The first holds 1 MiB.
     """
     order = list(range(len(parameters)))[::-1]
     limits = [min(_DEFAULT_FIRST_BUCKET_BYTES, int(cap_mb * MIB)), int(cap_mb * MIB)]
@@ -430,8 +449,13 @@ def ddp_buckets(parameters: Sequence[torch.Tensor], cap_mb: float) -> list[list[
 
 
 def replicated(note: Callable[[Any, str], None]) -> type[nn.Module]:
-    """What stands for DistributedDataParallel: a flat bucket beside the gradients of each group of
-    parameters, or, with `gradient_as_bucket_view`, in their place. `note` is told of buckets.
+    """Return a replacement for DistributedDataParallel with the same buckets.
+
+    A flat bucket adds to the gradients of each group of parameters. With `gradient_as_bucket_view`,
+    it replaces them.
+
+    Args:
+        note: is called with each bucket and its kind.
     """
 
     class Replicated(nn.Module):
@@ -447,14 +471,16 @@ def replicated(note: Callable[[Any, str], None]) -> type[nn.Module]:
             parameters = [p for p in module.parameters() if p.requires_grad]
             self.buckets: list[torch.Tensor] = []
             for members in ddp_buckets(parameters, bucket_cap_mb):
-                inside = [parameters[i] for i in members]
-                size = sum(p.numel() for p in inside)
-                bucket = torch.empty(size, dtype=inside[0].dtype, device=inside[0].device)
+                bucket_parameters = [parameters[i] for i in members]
+                size = sum(p.numel() for p in bucket_parameters)
+                bucket = torch.empty(
+                    size, dtype=bucket_parameters[0].dtype, device=bucket_parameters[0].device
+                )
                 self.buckets.append(bucket)
                 note(bucket, "buckets")
                 if gradient_as_bucket_view:
                     offset = 0
-                    for parameter in inside:
+                    for parameter in bucket_parameters:
                         view = bucket.as_strided(parameter.size(), parameter.stride(), offset)
                         parameter.register_post_accumulate_grad_hook(
                             lambda p, view=view: setattr(p, "grad", view)
@@ -467,13 +493,11 @@ def replicated(note: Callable[[Any, str], None]) -> type[nn.Module]:
     return Replicated
 
 
-# ---- NF4: torchao quantises by value, and torchtune then swaps tensors, which fake ones refuse
+# ---- NF4: torchao quantizes by value. torchtune then swaps tensors, which fake tensors refuse.
 
 
 def nf4_like(weight: torch.Tensor, block_size: int = 64, scaler_block_size: int = 256) -> Any:
-    """The NF4 tensor that `torchao.dtypes.nf4tensor.to_nf4` makes of a weight,
-    without its values.
-    """
+    """Return the NF4 tensor that `torchao.dtypes.nf4tensor.to_nf4` makes, without its values."""
     from torchao.dtypes.nf4tensor import NF4Tensor, SubclassTensorArgs
 
     blocks = weight.numel() // block_size
@@ -495,7 +519,7 @@ def nf4_like(weight: torch.Tensor, block_size: int = 64, scaler_block_size: int 
     return make(meta, block_size, blocks, scaler_block_size, *scalers, *values)
 
 
-def _frozen_nf4(
+def _init_frozen_nf4(
     self: Any,
     in_dim: int,
     out_dim: int,
@@ -504,7 +528,7 @@ def _frozen_nf4(
     dtype: Any = None,
     **_: Any,
 ) -> None:
-    """`FrozenNF4Linear.__init__`."""
+    """Replace `FrozenNF4Linear.__init__`."""
     nn.Linear.__init__(self, in_dim, out_dim, bias=bias, device=device, dtype=dtype)
     if self.bias is not None:
         self.bias.requires_grad_(False)
@@ -512,7 +536,7 @@ def _frozen_nf4(
 
 
 NF4_BY_SHAPE: dict[str, Any] = {
-    "torchtune.modules.low_precision.nf4_linear.FrozenNF4Linear.__init__": _frozen_nf4,
+    "torchtune.modules.low_precision.nf4_linear.FrozenNF4Linear.__init__": _init_frozen_nf4,
     "torchtune.modules.low_precision.nf4_linear.to_nf4": nf4_like,
     "torchtune.modules.peft.lora.to_nf4": nf4_like,
 }

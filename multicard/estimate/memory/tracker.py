@@ -1,10 +1,9 @@
-"""Bytes of live storages by kind, counted where operators are
-dispatched: for fake tensors and real ones.
+"""Count the bytes of live storages by kind, at each dispatched operator.
 
-torch's own `torch.distributed._tools.MemTracker` counts the same totals, and
-`tests/helpers/real_peaks.py` compares the two. It is not used here because it sees neither what is
-inside NF4 tensors, which have no `__tensor_flatten__`, nor which kind FSDP's buffers are,
-and it keeps statistics of each module that triple the time of a step.
+It works for fake and real tensors. torch's `torch.distributed._tools.MemTracker` counts the same
+totals, and `tests/helpers/real_peaks.py` compares the two. It is not used here for three reasons:
+it does not see inside NF4 tensors, which have no `__tensor_flatten__`; it does not know the kind of
+FSDP's buffers; its statistics of each module triple the time of a step.
 """
 
 import weakref
@@ -19,31 +18,32 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from multicard.estimate.memory.torch_internals import sharding_unseen
+from multicard.estimate.memory.torch_internals import pausing_for_sharding_propagation
 from multicard.records.rank_files import ModelSizes
 
 # no roles: kinds of bytes
-KINDS = (  # of a run's active bytes
-    "weights",  # parameters and buffers; gathered copies are buckets
-    "gradients",  # of the parameters, until the optimiser drops them
-    "optimizer",  # its states
-    "activations",  # made in the forward pass
-    # DDP's buckets, FSDP's gathered weights and the gradients that it is about to reduce
+KINDS = (  # Of a run's active bytes.
+    "weights",  # Parameters and buffers. Gathered copies are buckets.
+    "gradients",  # Of the parameters, until the optimizer drops them.
+    "optimizer",  # Optimizer state.
+    "activations",  # Made in the forward pass.
+    # DDP's buckets, FSDP's gathered weights, and the gradients that it is about to reduce.
     "buckets",
-    "batch",  # images and labels, or tokens, labels and masks, on the device
-    "resident",  # the data set of loader=device
-    "temporaries",  # made in the backward pass or by the optimiser, and none of the others
+    "batch",  # Images and labels, or tokens, labels and masks, on the device.
+    "resident",  # The data set of loader=device.
+    "temporaries",  # Made in the backward pass or by the optimizer, if of no other kind.
 )
-HOST = "host"  # the kind of what a rank that offloads has in the host's memory instead
-CUDA_BLOCK_BYTES = 512  # the unit in which the caching allocator counts
+HOST = "host"  # The kind of tensors that an offloading rank keeps in the host's memory.
+CUDA_BLOCK_BYTES = 512  # The caching allocator counts in units of this size.
 NF4_PARTS = ("quantized_scalers", "quantization_factor", "scaler_mean", "quantized_data", "nf4")
-# dispatched again on the tensors inside
+# Tensor subclasses whose operators are dispatched again on the tensors inside.
 WRAPPERS = ("DTensor", "NF4Tensor", "AsyncCollectiveTensor")
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors with storages of their own that a tensor is made of: itself,
-    unless it wraps others.
+    """Yield the tensors with storages of their own that make up a tensor.
+
+    A tensor that wraps no others yields itself.
     """
     if type(tensor).__name__ == "NF4Tensor":
         for name in NF4_PARTS:
@@ -56,8 +56,8 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 @dataclass(slots=True)
-class _Live:
-    """A storage that is in memory, until `end`."""
+class LiveStorage:
+    """A storage in memory. `end` is called when it is freed."""
 
     kind: str
     end: weakref.finalize
@@ -65,25 +65,25 @@ class _Live:
 
 
 class Tracker(TorchDispatchMode):
-    """Follows the storages of one kind of device while it is entered.
+    """Follows the storages on one kind of device while it is entered.
 
-    A storage counts from the operator that makes it until Python and autograd have dropped it, at
-    the size that
-    `resize_` gives it: FSDP frees and refills gathered weights by it. Its kind is the one that it
-    was noted as, else `activations` if it was made in the forward pass, else `temporaries`.
+    A storage counts from the operator that makes it until Python and autograd have dropped it. Its
+    size is the size after the last `resize_`, by which FSDP frees and refills gathered weights. Its
+    kind is the one it was noted as. Without a note, it is `activations` if made in the forward
+    pass, and otherwise `temporaries`.
 
     Args:
-        block_bytes: storages are rounded up to a multiple of it; 1 counts them as they are.
-        offloads: parameters, their gradients and the optimiser's states are in the host's memory,
-            and count nothing.
+        block_bytes: storages are rounded up to a multiple of it. 1 means no rounding.
+        offloads: True if parameters, their gradients and the optimizer's states are in the host's
+            memory. They then count as zero bytes.
 
     Attributes:
-        is_forward: the run is in a forward pass, as set from outside.
-        now: bytes by kind; peak_bytes, peak_now: when they were most together.
-        kinds: that were there at any time.
-        sizes: of a folder's model, as set from outside.
-        operators: the result types seen for each operator, by its name without the overload;
-            for assertions.
+        is_forward: True during a forward pass. Callers set it.
+        now: bytes by kind.
+        peak_bytes, peak_now: the largest total so far, and the bytes by kind at that time.
+        kinds: the kinds that existed at any time.
+        sizes: sizes of a folder's model. Callers set it.
+        operators: result types of each operator, by its name without the overload. Checks use it.
     """
 
     def __init__(
@@ -102,45 +102,44 @@ class Tracker(TorchDispatchMode):
         self.sizes: ModelSizes | None = None
         self._paused = False
         self._patches = []
-        self._live: dict[int, _Live] = {}  # by the address of the storage's implementation
+        self._live: dict[int, LiveStorage] = {}  # By the address of the storage's implementation.
 
     def restart_peak(self) -> None:
         """Forget the peak so far, as a run does before it trains."""
         self.peak_bytes = 0
-        self._compare()
+        self._update_peak()
 
     def note(
         self, tensors: Iterable[torch.Tensor | None] | torch.Tensor | None, kind: str | None = None
     ) -> None:
-        """Count the storages of tensors, as of a kind if one is named."""
+        """Count the storages of tensors. If a kind is given, count them as this kind."""
         for tensor in (tensors,) if isinstance(tensors, torch.Tensor) else tensors or ():
             if tensor is not None:
                 for part in plain_tensors(tensor):
                     if part.device.type == self.device_type:
                         self._note(part.untyped_storage(), kind)
-        self._compare()
+        self._update_peak()
 
     def note_model(self, model: nn.Module) -> None:
-        """Count parameters and buffers as weights,
-        and each gradient as such as soon as it is accumulated.
-        """
+        """Count parameters and buffers as weights, and each gradient once it is accumulated."""
         self.note(model.buffers(), "weights")
-        self.note(model.parameters(), self._held("weights"))
+        self.note(model.parameters(), self._parameter_kind("weights"))
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(
-                    lambda p: self.note(p.grad, self._held("gradients"))
+                    lambda p: self.note(p.grad, self._parameter_kind("gradients"))
                 )
 
     def note_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count an optimiser's states as such."""
+        """Count the states of an optimizer."""
         for state in optimizer.state.values():
             values = [value for value in state.values() if isinstance(value, torch.Tensor)]
-            self.note(values, self._held("optimizer"))
+            self.note(values, self._parameter_kind("optimizer"))
 
     def make_states(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have an optimiser step once without a batch,
-        and count the states that it has in every step but the first.
+        """Let an optimizer step once without a batch, and count its states.
+
+        In every step except the first, they exist from the start.
         """
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -150,8 +149,8 @@ class Tracker(TorchDispatchMode):
         optimizer.zero_grad(set_to_none=True)
         self.note_states(optimizer)
 
-    def _held(self, kind: str) -> str:
-        """The kind of what belongs to the parameters."""
+    def _parameter_kind(self, kind: str) -> str:
+        """Return the kind of memory that belongs to the parameters: HOST if they are offloaded."""
         return HOST if self.offloads else kind
 
     def _note(self, storage: torch.UntypedStorage, kind: str | None) -> None:
@@ -160,18 +159,18 @@ class Tracker(TorchDispatchMode):
         if live is None:
             if not storage.nbytes() and kind is None:
                 return
-            end = weakref.finalize(storage, self._gone, address)
+            end = weakref.finalize(storage, self._forget_storage, address)
             end.atexit = False
-            first = "activations" if self.is_forward else "temporaries"
-            live = self._live[address] = _Live(kind or first, end)
+            default_kind = "activations" if self.is_forward else "temporaries"
+            live = self._live[address] = LiveStorage(kind or default_kind, end)
         elif kind is not None and live.kind != kind:
             self.now[live.kind] -= live.bytes
             self.now[kind] += live.bytes
             live.kind = kind
         self.kinds.add(live.kind)
-        self._resized(live, storage)
+        self._update_size(live, storage)
 
-    def _resized(self, live: _Live, storage: torch.UntypedStorage) -> None:
+    def _update_size(self, live: LiveStorage, storage: torch.UntypedStorage) -> None:
         now_bytes = (
             0 if live.kind == HOST else -(-storage.nbytes() // self.block_bytes) * self.block_bytes
         )
@@ -181,12 +180,12 @@ class Tracker(TorchDispatchMode):
             self.total += change
             live.bytes = now_bytes
 
-    def _gone(self, address: int) -> None:
+    def _forget_storage(self, address: int) -> None:
         live = self._live.pop(address)
         self.now[live.kind] -= live.bytes
         self.total -= live.bytes
 
-    def _compare(self) -> None:
+    def _update_peak(self) -> None:
         if self.total > self.peak_bytes:
             self.peak_bytes = self.total
             self.peak_now = dict(self.now)
@@ -198,17 +197,17 @@ class Tracker(TorchDispatchMode):
             result = resize(storage, size)
             live = self._live.get(storage._cdata)
             if live is not None:
-                self._resized(live, storage)
-                self._compare()
-            elif size:  # FSDP refills the memory of gathered weights
+                self._update_size(live, storage)
+                self._update_peak()
+            elif size:  # FSDP refills the memory of gathered weights.
                 self._note(storage, "buckets")
-                self._compare()
+                self._update_peak()
             return result
 
         pause = partial(setattr, self, "_paused")
         self._patches = [
             mock.patch.object(torch.UntypedStorage, "resize_", resize_),
-            sharding_unseen(pause),
+            pausing_for_sharding_propagation(pause),
         ]
         for patch in self._patches:
             patch.start()
@@ -226,24 +225,25 @@ class Tracker(TorchDispatchMode):
         if self._paused:
             return out
         name = func._schema.name
-        seen = self.operators.setdefault(name, set())
+        dtypes = self.operators.setdefault(name, set())
         for result in tree_leaves(out):
             if isinstance(result, torch.Tensor):
-                seen.add(result.dtype)
+                dtypes.add(result.dtype)
                 if result.device.type == self.device_type:
                     self._note(result.untyped_storage(), None)
         if name.startswith("c10d::"):
             self._note_collective(name, args)
-        self._compare()
+        self._update_peak()
         return out
 
     def _note_collective(self, name: str, args: Any) -> None:
-        """Count what a collective reads and writes as buckets;
-        what FSDP reduces into becomes gradients.
+        """Count the inputs and outputs of a collective as buckets.
+
+        The output of FSDP's reduction becomes gradients.
         """
         reduces = "reduce_scatter" in name
-        for place, arg in enumerate(args[:2]):
-            kind = self._held("gradients") if reduces and place == 0 else "buckets"
+        for index, arg in enumerate(args[:2]):
+            kind = self._parameter_kind("gradients") if reduces and index == 0 else "buckets"
             for tensor in tree_leaves(arg):
                 if isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type:
                     storage = tensor.untyped_storage()

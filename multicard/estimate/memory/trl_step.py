@@ -1,5 +1,6 @@
-"""A step of TRL's own trainers without values: of `engine.prepared`,
-with another model and other batches.
+"""A simulated step of TRL's own trainers, on fake tensors.
+
+The trainers are those of `engine.prepared`, with another model and other batches.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-# sets variables that the libraries below read when imported
+# This import sets variables that the libraries below read when they are imported.
 from multicard.llm.trl import engine, models, text_part
 
 # isort: split
@@ -36,40 +37,41 @@ from multicard.ranks.process import Rank
 def run(
     config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None
 ) -> None:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, of several
-    ranks also within `fake_ranks`, which yields its mesh. Every token bears loss: on a GPU,
-    TRL scores labelled tokens alone.
+    """Simulate a tuning step of rank 0 under `tracker`. Call it within `fake(device)`.
+
+    Several ranks also need `fake_ranks`, which yields their mesh. Every token bears loss: on a
+    GPU, TRL scores only labeled tokens.
     """
     ranks = str(config.world_size)
     backward = torch.Tensor.backward
 
-    def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+    def backward_ending_forward(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
         tracker.is_forward = False
         backward(loss, *arguments, **keywords)
 
     arguments_of = engine.trainer_arguments
 
-    def arguments(*given: Any) -> Any:
-        """The trainer's, with which accelerate finds several GPUs, where there are none."""
-        made = arguments_of(*given)
+    def multi_gpu_arguments(*parameters: Any) -> Any:
+        """Return the trainer's arguments, and make accelerate see several GPUs."""
+        trainer_arguments = arguments_of(*parameters)
         if device.type == "cuda" and config.world_size > 1:
-            several = {
+            multi_gpu_state = {
                 "distributed_type": DistributedType.MULTI_GPU,
                 "num_processes": config.world_size,
             }
-            PartialState._shared_state.update(several)
-        return made
+            PartialState._shared_state.update(multi_gpu_state)
+        return trainer_arguments
 
-    replaced: dict[str, Any] = {
-        "torch.Tensor.backward": followed,
-        "multicard.llm.trl.engine.trainer_arguments": arguments,
+    replacements: dict[str, Any] = {
+        "torch.Tensor.backward": backward_ending_forward,
+        "multicard.llm.trl.engine.trainer_arguments": multi_gpu_arguments,
         "torch.nn.parallel.DistributedDataParallel": torch_internals.replicated(tracker.note),
         "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh": lambda: mesh,
-        "multicard.llm.trl.models.build_model": built,
+        "multicard.llm.trl.models.build_model": build_without_weights,
         "multicard.llm.trl.models.weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
         "multicard.llm.trl.models.adapter_weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
         "multicard.llm.trl.models.read_weights": lambda *_: None,
-        "multicard.llm.trl.checks.check_rows": lambda *_: None,  # by values
+        "multicard.llm.trl.checks.check_rows": lambda *_: None,  # It reads values.
         **torch_internals.TRL_WITHOUT_VALUES,
         **nf4_layers.WITHOUT_VALUES,
         **(torch_internals.TRL_ON_GPU | nf4_layers.ON_GPU if device.type == "cuda" else {}),
@@ -79,10 +81,10 @@ def run(
     rank = Rank(0, 0, config.world_size, device, "gloo", 1)
     with (
         mock.patch.dict("os.environ", variables),
-        torch_internals.patched(replaced),
+        torch_internals.patched(replacements),
         TemporaryDirectory() as folder,
         tracker,
-        ready(
+        engine_on_equal_batches(
             config, facts, rank, Path(folder), 1, lambda: batch(config, facts, device, tracker)
         ) as tuning,
     ):
@@ -97,7 +99,7 @@ def run(
 
 
 @contextmanager
-def ready(
+def engine_on_equal_batches(
     config: LlmConfig,
     facts: TextFacts,
     rank: Rank,
@@ -105,13 +107,13 @@ def ready(
     steps: int,
     batch: Callable[[], Batch],
 ) -> Iterator[engine.TrlEngine]:
-    """The engine for a few steps on equal batches, which nobody measures."""
+    """Yield the engine for a few steps on equal batches, without measuring them."""
     per_step = config.gradient_accumulation_steps
     loader = tuning_step.EqualBatches(batch, steps * per_step)
     inputs = preflight.Inputs(
         [{}] * steps * per_step * config.batch_size * rank.world_size, None, facts.vocabulary
     )
-    cfg: dict[str, Any] = {}  # of which a folder's model needs nothing
+    cfg: dict[str, Any] = {}  # A folder's model needs no torchtune configuration.
     if not isinstance(config.model, HfConfig):
         cfg = torchtune_config.torchtune_config(config, rank.device.type, inputs, folder)
     report = SimpleNamespace(folder=folder, content=SimpleNamespace())
@@ -127,24 +129,29 @@ def ready(
 
 
 def batch(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker) -> Batch:
-    """A full batch of the longest rows, on the device,
-    as `engine.build_loader` makes it: packed rows without a mask.
+    """Return a full batch of the longest rows on the device, like `engine.build_loader`.
+
+    Packed rows have no mask.
     """
-    made = tuning_step.batch(config, facts, device, tracker)
+    full_batch = tuning_step.batch(config, facts, device, tracker)
     return (
-        made
-        if isinstance(made, tuple)
-        else {name: part for name, part in made.items() if name != "mask"}
+        full_batch
+        if isinstance(full_batch, tuple)
+        else {name: part for name, part in full_batch.items() if name != "mask"}
     )
 
 
-def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
-    """`models.build_model`, without the weights; `empty`: on "meta", those of a folder too,
-    whose shards are the same.
+def build_without_weights(
+    config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool
+) -> Any:
+    """Replace `models.build_model`, leaving out the weights.
+
+    Args:
+        empty: True for a model on "meta", even of a folder: the shards are the same.
     """
     dtype = models.DTYPES[config.formats.weights]
     options: dict[str, Any] = {"dtype": dtype}
-    if config.attention is not Attention.auto:  # sdpa or eager: the others are simulated as sdpa
+    if config.attention is not Attention.auto:  # sdpa or eager: others are simulated as sdpa.
         options["attn_implementation"] = str(config.attention)
     is_nf4 = methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
@@ -154,9 +161,9 @@ def built(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: b
             )
     else:
         options.setdefault("attn_implementation", "sdpa")
-        own = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
-        sizes = transformers.AutoConfig.for_model(**own)
-    vars(sizes).pop("quantization_config", None)  # of weights that are not read
+        fields = decoders.hugging_face_config(config.model, cfg["model"]["vocab_size"])
+        sizes = transformers.AutoConfig.for_model(**fields)
+    vars(sizes).pop("quantization_config", None)  # The quantized weights are not read.
     with torch.device("meta") if empty and not is_nf4 else device:
         model = text_part.reader_of(sizes).from_config(sizes, **options)
     if not is_nf4:

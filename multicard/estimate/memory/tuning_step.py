@@ -1,4 +1,4 @@
-"""A step of torchtune's own recipes without values."""
+"""A simulated step of torchtune's own recipes, on fake tensors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,7 +34,7 @@ HERE = "multicard.estimate.memory.tuning_step"
 
 
 def no_weights(**_: Any) -> SimpleNamespace:
-    """A checkpointer: the weights have no values, so none are loaded."""
+    """Return a checkpointer that loads no weights: fake tensors have no values."""
     return SimpleNamespace(load_checkpoint=lambda: {training.MODEL_KEY: {}})
 
 
@@ -43,7 +43,7 @@ def no_tokenizer(**_: Any) -> SimpleNamespace:
 
 
 class EqualBatches:
-    """A loader of as many equal batches as the steps need."""
+    """A loader with the number of equal batches that the steps need."""
 
     def __init__(self, batch: Callable[[], Any], count: int) -> None:
         self.batch = batch
@@ -61,16 +61,17 @@ class EqualBatches:
 
 
 def step_count(config: LlmConfig) -> int:
-    """One step, before which the optimiser made its states; two where the first one makes them, and
-    for pairs of
-    answers: torchtune's recipe still holds the reference's output
-    of a step in the forward pass of the next.
+    """Return how many steps to simulate.
+
+    Usually it is one, after the optimizer has made its states. It is two if the first step makes
+    the states, and for pairs of answers. There, torchtune's recipe holds the reference's output
+    into the forward pass of the next step.
     """
     return 2 if config.optimizer_in_bwd or methods.chosen(config).pairs else 1
 
 
 def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) -> Any:
-    """torchtune's configuration as a run has it, but for what reads files."""
+    """Return a run's torchtune configuration without the parts that read files."""
     steps = step_count(config)
     rows = steps * config.batch_size * config.world_size * config.gradient_accumulation_steps
     inputs = preflight.Inputs([{}] * rows, None, facts.vocabulary)
@@ -96,17 +97,18 @@ def recipe_configuration(config: LlmConfig, facts: TextFacts, device_type: str) 
 def run(
     config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, mesh: Any = None
 ) -> None:
-    """Tune for a step as rank 0 does, under `tracker`. Call it within `fake(device)`, for a
-    distributed recipe also within `fake_ranks`, which yields its mesh.
+    """Simulate a tuning step of rank 0 under `tracker`. Call it within `fake(device)`.
+
+    A distributed recipe also needs `fake_ranks`, which yields its mesh.
     """
     cfg = recipe_configuration(config, facts, device.type)
     module, recipe_class = recipes.load_recipe(config.recipe_name)
     with (
         recipes.patched(module, torch.device("cpu")),
-        _without_machine(module, device, tracker),
+        _patched_recipe(module, device, tracker),
         tracker,
     ):
-        recipe = _dry(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
+        recipe = _tracked_recipe(recipe_class, config, facts, tracker, mesh)(cfg=cfg)
         recipe.setup(cfg=cfg)
         engine = TorchtuneEngine(recipe, config, pad_id=0)
         engine.check_built()
@@ -126,29 +128,32 @@ def evaluate(
     device: torch.device,
     tracker: Tracker,
 ) -> None:
-    """Score a batch of the longest rows as held-out ones are, and in int4 where the method's are:
-    at times of more memory than a step, as where
-    activations are recomputed and gradients are few.
+    """Score a batch of the longest rows like held-out rows, and in int4 if the method uses it.
+
+    This may take more memory than a step, for example with recomputed activations and few
+    gradients.
     """
     tracker.is_forward = False
-    made = batch(replace(config, packed=False), facts, device, tracker)
-    tokens, labels = made if isinstance(made, tuple) else (made["tokens"], made["labels"])
+    row_batch = batch(replace(config, packed=False), facts, device, tracker)
+    tokens, labels = (
+        row_batch if isinstance(row_batch, tuple) else (row_batch["tokens"], row_batch["labels"])
+    )
     groupsize = int4.groupsize(config, engine.model)
     with without_trace(engine.model):
         engine.row_losses(tokens, labels)
     if groupsize is not None:
         with without_trace(engine.model), engine.in_int4(groupsize) as failures:
             engine.row_losses(tokens, labels)
-        if failures:  # not of the run, whose layers have values
+        if failures:  # Only fake tensors cause them: the layers of a run have values.
             raise failures[0]
 
 
-def stepping(
+def few_steps_recipe(
     recipe_class: type, config: LlmConfig, steps: int, batch: Callable[[Any], Any]
 ) -> type:
-    """A recipe for a few steps on equal batches, which `batch` makes for it; it saves nothing."""
+    """Return a recipe that takes a few steps on equal batches from `batch` and saves nothing."""
 
-    class Stepping(recipe_class):
+    class FewStepsRecipe(recipe_class):
         def _setup_data(self, *_: Any, **__: Any) -> Any:
             loader = EqualBatches(partial(batch, self), steps * config.gradient_accumulation_steps)
             gives_sampler = config.recipe_name.startswith(("lora_dpo", "qat"))
@@ -159,38 +164,36 @@ def stepping(
         def setup(self, *arguments: Any, **keywords: Any) -> None:
             super().setup(*arguments, **keywords)
             client = getattr(self, "_checkpoint_client", None)
-            if client is not None:  # some recipes save by it: a checkpoint gathers the weights
+            if client is not None:  # Some recipes save by it, and a checkpoint gathers the weights.
                 client.save_checkpoint = lambda *_, **__: None
 
-    return Stepping
+    return FewStepsRecipe
 
 
-def _dry(
+def _tracked_recipe(
     recipe_class: type, config: LlmConfig, facts: TextFacts, tracker: Tracker, mesh: Any
 ) -> type:
-    def longest(recipe: Any) -> Any:
+    def longest_batch(recipe: Any) -> Any:
         return batch(config, facts, recipe._device, tracker, recipe._model.num_output_chunks)
 
-    class Dry(stepping(recipe_class, config, step_count(config), longest)):
+    class TrackedRecipe(few_steps_recipe(recipe_class, config, step_count(config), longest_batch)):
         def _setup_model(self, *arguments: Any, **keywords: Any) -> nn.Module:
             if mesh is None:
                 model = super()._setup_model(*arguments, **keywords)
             else:
-                model = sharded(
+                model = build_sharded(
                     self, config, keywords["cfg_model"], keywords.get("quantizer_cfg"), mesh
                 )
             tracker.note_model(model)
             return model
 
-    return Dry
+    return TrackedRecipe
 
 
-def sharded(
+def build_sharded(
     recipe: Any, config: LlmConfig, cfg_model: Any, quantizer_cfg: Any, mesh: Any
 ) -> nn.Module:
-    """The model of a distributed recipe, as its
-    `_setup_model` leaves it once the weights are loaded.
-    """
+    """Return the model of a distributed recipe, as `_setup_model` returns it with weights."""
     with training.set_default_dtype(recipe._dtype), recipe._device:
         model = components.instantiate(cfg_model)
     if methods.chosen(config).adapters:
@@ -215,24 +218,26 @@ def sharded(
 def batch(
     config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tracker, chunks: int = 0
 ) -> Any:
-    """A full batch of the longest rows, on the device: as `padded_collate_sft`, `_dpo` or `_packed`
-    makes it, padded to the chunks in which the model computes its output, where that is sharded.
+    """Return a full batch of the longest rows on the device.
+
+    It has the shapes of `padded_collate_sft`, `_dpo` or `_packed`. If the output layer is sharded,
+    the rows are padded to the chunks in which the model computes its output.
     """
     pairs = methods.chosen(config).pairs
-    evened = "output" in config.custom_sharded_layers and chunks and not config.packed
-    length = batches.least_length(facts.length, chunks) if evened else facts.length
+    pads_to_chunks = "output" in config.custom_sharded_layers and chunks and not config.packed
+    length = batches.least_length(facts.length, chunks) if pads_to_chunks else facts.length
     shape = (2 * config.batch_size if pairs else config.batch_size, length)
 
-    def whole_numbers() -> torch.Tensor:
+    def zeros() -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=device)
 
-    tokens = whole_numbers()
-    labels = whole_numbers()
+    tokens = zeros()
+    labels = zeros()
     parts: dict[str, Any] = {"tokens": tokens, "labels": labels}
     if config.packed:
-        parts["input_pos"] = whole_numbers()
+        parts["input_pos"] = zeros()
         if device.type == "cuda":
-            parts["mask"] = torch_internals.PackedMask(whole_numbers())
+            parts["mask"] = torch_internals.PackedMask(zeros())
             tracker.note(parts["mask"].row_numbers, "batch")
         else:
             parts["mask"] = torch.ones(*shape, facts.length, dtype=torch.bool, device=device)
@@ -241,35 +246,34 @@ def batch(
 
 
 def unscaled_positions(rope: Any) -> None:
-    """`rope_init` of Llama 3.1 and 3.2, whose scaling reads values: tables of the same sizes."""
+    """Replace `rope_init` of Llama 3.1 and 3.2, which reads values. The tables keep their sizes."""
     modules.RotaryPositionalEmbeddings.rope_init(rope)
     rope.is_cache_built = True
 
 
 @contextmanager
-def _without_machine(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
-    """Replace what a recipe asks of files, of the GPU and of a terminal,
-    and end its forward passes.
-    """
+def _patched_recipe(module: ModuleType, device: torch.device, tracker: Tracker) -> Iterator[None]:
+    """Replace a recipe's access to files, GPU and terminal. Tell `tracker` when forward ends."""
     backward = torch.Tensor.backward
 
-    def followed(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+    def backward_ending_forward(loss: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
         tracker.is_forward = False
         backward(loss, *arguments, **keywords)
 
-    replaced: dict[str, Any] = {
-        "torch.Tensor.backward": followed,
-        # the missing keys, and those too many
+    replacements: dict[str, Any] = {
+        "torch.Tensor.backward": backward_ending_forward,
+        # It returns the missing and the unexpected keys.
         "torch.nn.Module.load_state_dict": lambda *_, **__: ([], []),
         "torchtune.models.llama3_1.Llama3ScaledRoPE.rope_init": unscaled_positions,
         **torch_internals.NF4_BY_SHAPE,
         **(torch_internals.torchtune_on_gpu() if device.type == "cuda" else {}),
     }
-    stepped = register_optimizer_step_post_hook(
-        lambda optimizer, *_: tracker.note_states(optimizer)
-    )
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: tracker.note_states(optimizer))
     try:
-        with torch_internals.patched(replaced), mock.patch.object(module, "tqdm", mock.MagicMock()):
+        with (
+            torch_internals.patched(replacements),
+            mock.patch.object(module, "tqdm", mock.MagicMock()),
+        ):
             yield
     finally:
-        stepped.remove()
+        hook.remove()

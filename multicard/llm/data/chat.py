@@ -19,15 +19,14 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.llm.data import result_roles, templates, turns
-from multicard.llm.data.answers import (
+from multicard.llm.data.answers import Writer, WrittenConversation
+from multicard.llm.data.forms import Conversation
+from multicard.llm.data.marked_templates import (
     MARK,
-    Writer,
-    WrittenConversation,
     adapt_to_parts,
     training_form_of,
     with_mark_filters,
 )
-from multicard.llm.data.forms import Conversation
 from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
 from multicard.llm.data.turns import FORM
 from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python

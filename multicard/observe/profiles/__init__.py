@@ -1,4 +1,4 @@
-"""Reads what Kineto (torch.profiler) and Nsight Systems wrote, into one table of metrics.
+"""Reads the files of Kineto (torch.profiler) and Nsight Systems into one table of metrics.
 
 python -m multicard profile FILE...
 """

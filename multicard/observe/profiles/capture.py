@@ -1,5 +1,7 @@
-"""Profiled steps of a rank: some after its training, so that no timed step is disturbed, or the
-training itself from its start (`profile.window=start`).
+"""Profiles steps of a rank.
+
+By default these are steps after the training, so that no timed step is disturbed. With
+`profile.window=start`, it is the training itself from its start.
 """
 
 import math
@@ -19,9 +21,7 @@ from multicard.ranks.process import Rank, max_over_ranks
 
 
 class _Profiler:
-    """torch's own profiler, or Nsight Systems, which waits to be started; its markers;
-    and the bytes that are moved.
-    """
+    """torch's profiler, or Nsight Systems waiting to be started, with markers and moved bytes."""
 
     def __init__(self, name: ProfileName, rank: Rank, folder: Path, ranges: Ranges) -> None:
         self.rank = rank
@@ -30,9 +30,9 @@ class _Profiler:
         self.recording = False
         self.h2d_bytes = 0
         self._nvtx = name is ProfileName.nsys
-        # open markers: of the window, and of a step in it
-        self._whole = ExitStack()
-        self._step = ExitStack()
+        # Open markers of the window, and of a step in it.
+        self._window_marker = ExitStack()
+        self._step_marker = ExitStack()
         cuda = [ProfilerActivity.CUDA] if rank.device.type == "cuda" else []
         self._activities = [*cuda, ProfilerActivity.CPU]
         self._torch: profile | None = None
@@ -42,7 +42,7 @@ class _Profiler:
         if self._nvtx:
             return
         self._torch = profile(activities=self._activities)
-        # torch warns that a second cycle drops the first one's events; there is only one here
+        # torch warns that a second cycle drops the first one's events. Here is only one cycle.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._torch.prepare_trace()
@@ -52,14 +52,15 @@ class _Profiler:
         if self._torch is not None:
             self._torch.start_trace()
         else:
-            torch.cuda.profiler.start()  # --capture-range=cudaProfilerApi waits for this
+            torch.cuda.profiler.start()  # --capture-range=cudaProfilerApi waits for this call.
         self.recording = True
 
     def _stop(self) -> None:
         self.recording = False
-        self._step.close()
-        self._whole.close()
-        timing.synchronize(self.rank.device)  # or what runs behind the host would be lost
+        self._step_marker.close()
+        self._window_marker.close()
+        # Otherwise, work that the device has not yet finished would be lost.
+        timing.synchronize(self.rank.device)
         if self._torch is None:
             torch.cuda.profiler.stop()
         self.ranges.recording = False
@@ -73,12 +74,12 @@ class _Profiler:
     def _marker(self, name: str) -> AbstractContextManager[Any]:
         return torch.cuda.nvtx.range(name) if self._nvtx else record_function(name)
 
-    def _facts(
+    def _window_facts(
         self, config: WindowConfig, first_step: int, steps: int, **more: Any
     ) -> dict[str, Any]:
-        """The window for the rank's file."""
-        own = {"name": str(config.name), "first_step": first_step, "steps": steps}
-        return own | {"counted_h2d_bytes": self.h2d_bytes, **more}
+        """Return the window for the rank's file."""
+        facts = {"name": str(config.name), "first_step": first_step, "steps": steps}
+        return facts | {"counted_h2d_bytes": self.h2d_bytes, **more}
 
     def count(self, h2d_bytes: int) -> None:
         """Count bytes that the current step moved to the device."""
@@ -87,16 +88,15 @@ class _Profiler:
 
 
 class Window(_Profiler):
-    """Steps after the training: call `boundary` before each step and after the last,
-    until it returns False.
+    """Profiles steps after the training.
 
-    The first `skip` steps run without the profiler, the next `warmup` with it, and then `steps` are
-    recorded. Nothing here waits for the device within the window, as the trace would contain that
-    call.
+    Call `boundary` before each step and after the last, until it returns False. The first `skip`
+    steps run without the profiler, the next `warmup` with it, and then `steps` are recorded.
+    Nothing here waits for the device within the window, as the trace would contain that call.
 
     Args:
-        step_s: duration of a step, for a window configured in seconds.
-            All ranks take the same number of steps.
+        step_s: duration of a step, for a window configured in seconds. All ranks take the same
+            number of steps.
     """
 
     def __init__(
@@ -109,46 +109,45 @@ class Window(_Profiler):
             self.steps = max_over_ranks(rank, max(1, math.ceil(config.seconds / step_s)))
         self.first = config.skip + config.warmup
         self.total = self.first + self.steps
-        self._done = 0
+        self._begun_steps = 0
         self._laps = timing.Laps(rank.device)
 
     def boundary(self) -> bool:
-        """End the step before, if any, and begin the next; False after the last."""
-        self.ranges.close()  # no range outlasts its step
-        self._step.close()
-        if self._done == self.config.skip:
+        """End the previous step, if any, and begin the next. Return False after the last."""
+        self.ranges.close()  # A range must not outlast its step.
+        self._step_marker.close()
+        if self._begun_steps == self.config.skip:
             self._warm_up()
-        if self._done == self.first:
+        if self._begun_steps == self.first:
             self._start()
             self._laps.start()
-        elif self._done == self.total:
+        elif self._begun_steps == self.total:
             self._laps.end()
             self._stop()
             self._write()
             return False
         if self.recording:
-            self._step.enter_context(self._marker(f"{STEP}{self._done}"))
+            self._step_marker.enter_context(self._marker(f"{STEP}{self._begun_steps}"))
         self.ranges.open("data")
-        self._done += 1
+        self._begun_steps += 1
         return True
 
     def result(self) -> dict[str, Any]:
-        """The window for the rank's file."""
+        """Return the window for the rank's file."""
         ((_, window_s),) = self._laps.known(wait=True)
-        return self._facts(self.config, self.first, self.steps, window_s=window_s)
+        return self._window_facts(self.config, self.first, self.steps, window_s=window_s)
 
 
 class TrainingWindow(_Profiler):
-    """The training from its start, evaluation and the starts of epochs included;
-    it slows what is timed.
+    """Profiles the training from its start, including evaluation and the starts of epochs.
 
-    Records a rank's work from `open` to the step at which `profile` has it end, or to `close`. Call
-    `step` before each step and `pause` after the last of an epoch. Unless a window from the start
-    is configured, all of them do nothing. Each rank stops recording by its own clock, at most one
-    step apart from the others. The trace is written in `close`, after the training, as the other
-    ranks would wait while one writes.
+    This slows the timed steps. It records a rank's work from `open` to the step at which `profile`
+    ends it, or to `close`. Call `step` before each step and `pause` after the last of an epoch.
+    Unless a window from the start is configured, all methods do nothing. Each rank stops recording
+    by its own clock, at most one step apart from the others. `close` writes the trace after the
+    training, because the other ranks would wait for a rank that writes.
 
-    Kineto holds all events in memory, without a limit of its own. So recording stops at
+    Kineto holds all events in memory without a limit. Recording therefore stops at
     `profile.budget_bytes`.
     """
 
@@ -161,42 +160,43 @@ class TrainingWindow(_Profiler):
         self._held_bytes = 0
 
     def open(self) -> None:
-        """Begin to record; all ranks call it together."""
+        """Begin to record. All ranks call it together."""
         if self.config is None:
             return
         self._held_bytes = memory.private_memory_bytes()
         self._warm_up()
         self._start()
         self._started_s = timing.clock_s()
-        self._whole.enter_context(self._marker(WINDOW))
+        self._window_marker.enter_context(self._marker(WINDOW))
 
     def step(self) -> None:
-        """End the step before, if it is open, and begin the next, unless the window ends here."""
+        """End the previous step, if it is open, and begin the next, unless the window ends here."""
         if self.config is None or not self.recording:
             return
         self.pause()
-        self.ended = self._reason(self.config)
+        self.ended = self._end_reason(self.config)
         if self.ended is not None:
             self._stop()
             return
-        self._step.enter_context(self._marker(f"{STEP}{self.steps}"))
+        self._step_marker.enter_context(self._marker(f"{STEP}{self.steps}"))
         self.steps += 1
         self.ranges.open("data")
 
     def _stop(self) -> None:
         super()._stop()
-        if self._torch is not None:  # its trace is written later
+        if self._torch is not None:  # `close` writes its trace later.
             self._torch.toggle_collection_dynamic(False, self._activities)
 
     def pause(self) -> None:
-        """End the open step, after which none may follow at once: the epoch is over."""
+        """End the open step at the end of an epoch: the next step may not follow at once."""
         if self.recording:
-            self.ranges.close()  # no range outlasts its step
-            self._step.close()
+            self.ranges.close()  # A range must not outlast its step.
+            self._step_marker.close()
 
     def close(self) -> dict[str, Any] | None:
-        """End the window with the training, if it has not ended, and write the trace. Returns the
-        window for the rank's file; None where none was opened.
+        """End the window with the training, if it has not ended, and write the trace.
+
+        Returns the window for the rank's file, or None if none was opened.
         """
         if self.recording:
             self.pause()
@@ -205,12 +205,12 @@ class TrainingWindow(_Profiler):
         if self.config is None or self.ended is None:
             return None
         self._write()
-        return self._facts(
+        return self._window_facts(
             self.config, 0, self.steps, window=str(self.config.window), ended=self.ended
         )
 
-    def _reason(self, config: WindowConfig) -> str | None:
-        """The reason to end the window before the next step; None where it goes on."""
+    def _end_reason(self, config: WindowConfig) -> str | None:
+        """Return the reason to end the window before the next step, or None if it continues."""
         if config.seconds is None:
             if self.steps == config.steps:
                 return "steps"

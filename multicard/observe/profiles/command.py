@@ -3,9 +3,9 @@
     multicard profile FILE... [--rank N] [--top N] [--json FILE]
         [--csv FILE] [--markdown FILE] [--latex FILE]
 
-FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep where
-the program nsys is), or a folder of them; several files are the ranks of one run.
-CSV has every row, kernels beyond --top too.
+FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep if the
+program nsys is installed), or a folder of them. Several files are the ranks of one run.
+CSV has every row, including kernels beyond --top.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from multicard.messages import Message, Parser, Refusal, usage
 from multicard.observe.profiles import metrics
 from multicard.observe.profiles.events import CUDA_APIS
-from multicard.observe.profiles.metrics import GROUPS, LONG, Profile
+from multicard.observe.profiles.metrics import GROUPS, LONG_GROUPS, Profile
 from multicard.records import text_table
 from multicard.records.output import Output, add_formats
 from multicard.records.schema_parts import ProfileRank, ProfileRow
@@ -34,18 +34,18 @@ TITLES = {
     "kernel": "Kernels",
     "annotation": "Annotations",
 }
-# always: both are tables of this package
+# Always true, because both are constants of this package.
 assert set(TITLES) == set(GROUPS)
-FIGURES = ("metric", "calls", "total_s", "bytes")  # of a row of CSV
+FIGURES = ("metric", "calls", "total_s", "bytes")  # Of a row of CSV.
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
-# of traces, by their source
+# Programs that show traces, by the traces' source.
 VIEWERS = {"kineto": "https://ui.perfetto.dev", "nsys": "Nsight Systems (nsys-ui)"}
-WIDTH = 140  # of output that is no terminal
-NAME_WIDTH = 24  # to which names are cut at most
+WIDTH = 140  # Of output that does not go to a terminal.
+NAME_WIDTH = 24  # Names are not cut below this width.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 1, after one line with the reason, if a file cannot be read or written."""
+    """Run the command. If a file cannot be read or written, print one line and return 1."""
     parser = Parser(
         "multicard profile",
         description=usage(__doc__, __file__),
@@ -56,12 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum"
     )
     parser.add_argument(
-        "--top", metavar="N", type=_positive, default=10, help="number of kernels (10)"
+        "--top", metavar="N", type=_positive_count, default=10, help="number of kernels (10)"
     )
     add_formats(parser)
     options = parser.parse_args(arguments)
     try:
-        output(metrics.read(options.files), options.top, options.rank).emit(options)
+        output(metrics.read_profile(options.files), options.top, options.rank).emit(options)
     except (ValueError, OSError) as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
@@ -69,8 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def output(profile: Profile, top: int, rank: int | None = None) -> Output:
-    """The tables; for CSV every row of each rank, then of their sum (`all`), empty where a figure
-    does not exist: calls of times, and all figures of calls that the profiler omits.
+    """Return the tables, and the rows for CSV: every row of each rank, then of their sum (`all`).
+
+    A figure that does not exist is empty. Derived times have no calls, and API calls that the
+    profiler omits have no figures.
     """
     tables = profile_tables(profile, top, rank)
     rows: list[dict[str, Any]] = [
@@ -84,7 +86,7 @@ def output(profile: Profile, top: int, rank: int | None = None) -> Output:
     )
 
 
-def _positive(number: str) -> int:
+def _positive_count(number: str) -> int:
     if not number.isdecimal() or int(number) < 1:
         raise argparse.ArgumentTypeError(
             Message("profile.bad-number", f"{number} is not a whole number above 0", value=number)
@@ -98,8 +100,9 @@ def _positive(number: str) -> int:
 def profile_tables(
     profile: Profile, top: int, rank: int | None = None
 ) -> tuple[TextTable, TextTable]:
-    """A table of the ranks, and one of the metrics of one of them or summed over all, with the
-    `top` kernels and annotations. A ValueError says that there is no such rank.
+    """Return a table of the ranks, and a table of the metrics of one rank or of their sum.
+
+    The latter shows the `top` kernels and annotations. Raises a Refusal if there is no such rank.
     """
     ranks = [entry for entry in profile.ranks if rank is None or entry.rank == rank]
     if not ranks:
@@ -111,27 +114,29 @@ def profile_tables(
             value=rank,
             ranks=known,
         )
-    summed = len(ranks) > 1
-    body = []
+    is_summed = len(ranks) > 1
+    table_rows = []
     for group, title in TITLES.items():
         rows = [
             row
-            for row in profile.rank_rows(None if summed else ranks[0].rank)
+            for row in profile.rank_rows(None if is_summed else ranks[0].rank)
             if row.group == group
         ]
-        shown = rows[:top] if group in LONG else rows
+        shown_rows = rows[:top] if group in LONG_GROUPS else rows
         if rows:
-            body += [
+            table_rows += [
                 [],
-                [title if shown == rows else f"{title}, {top} of {len(rows)}"],
-                *map(_cells, shown),
+                [title if shown_rows == rows else f"{title}, {top} of {len(rows)}"],
+                *map(_cells, shown_rows),
             ]
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
-            body += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
+            table_rows += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
     notes = list[Message]()
-    if summed:
-        notes.append(Message("profile.summed", "Summed over ranks, shares of their summed windows"))
+    if is_summed:
+        notes.append(
+            Message("profile.summed", "Summed over ranks, with shares of their summed windows")
+        )
     if profile.not_recorded:
         names = ", ".join(profile.not_recorded)
         notes.append(
@@ -142,22 +147,22 @@ def profile_tables(
                 names=list(profile.not_recorded),
             )
         )
-    cells = [[*row, *[""] * (len(HEADINGS) - len(row))] for row in body[1:]]
-    return _of_ranks(ranks), TextTable(HEADINGS, cells, below=notes)
+    cells = [[*row, *[""] * (len(HEADINGS) - len(row))] for row in table_rows[1:]]
+    return _rank_table(ranks), TextTable(HEADINGS, cells, below=notes)
 
 
 def lines_of(tables: tuple[TextTable, TextTable], width: int | None = None) -> list[str]:
-    """The lines of `profile_tables`, by default as wide as the terminal."""
+    """Return the lines of `profile_tables`, by default as wide as the terminal."""
     ranks, (headings, rows, _, notes) = tables
     width = width or text_table.terminal_width() or WIDTH
-    # names give way to figures
+    # If space is short, names are cut and figures are not.
     metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)
     return [*ranks.lines(width), "", *metrics, *text_table.folded(notes, width)]
 
 
 def _cells(row: ProfileRow) -> list[str]:
     name = row.metric
-    if row.group == "kernel":  # without its result type and its arguments
+    if row.group == "kernel":  # Leave out its result type and its arguments.
         name = re.sub(r"\([^()]*\)$", "", name.removeprefix("void "))
     calls = "-" if row.calls is None else f"{row.calls:,}"
     times = [in_seconds(row.total_s), in_seconds(row.mean_s), f"{row.share:.2%}"]
@@ -165,7 +170,7 @@ def _cells(row: ProfileRow) -> list[str]:
 
 
 def in_seconds(time_s: float | None) -> str:
-    """A time with its unit; "-" for None."""
+    """Return a time with its unit, or "-" for None."""
     if time_s is None:
         return "-"
     for factor, unit in ((1, "s"), (1e3, "ms")):
@@ -174,8 +179,8 @@ def in_seconds(time_s: float | None) -> str:
     return f"{time_s * 1e6:.4g} us" if time_s else "0"
 
 
-def _of_ranks(ranks: Sequence[ProfileRank]) -> TextTable:
-    """A table of the derived times of each rank, without columns that are empty for all."""
+def _rank_table(ranks: Sequence[ProfileRank]) -> TextTable:
+    """Return a table of the derived times of each rank, without columns that are empty for all."""
     columns = {
         "rank": [str(rank.rank) for rank in ranks],
         "steps": ["-" if rank.steps is None else str(rank.steps) for rank in ranks],

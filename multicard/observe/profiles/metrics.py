@@ -1,6 +1,7 @@
-"""One table of metrics from the events of all ranks, the same for either profiler: files are read
-by their kind and rank, metrics computed, recorded. The record's `profile` has also the cost of
-profiling, and copies against those counted.
+"""One table of metrics from the events of all ranks, the same for both profilers.
+
+The files are read by their kind and rank, and the metrics are computed. The record's `profile` also
+has the cost of profiling, and compares profiled copies with counted ones.
 """
 
 import gzip
@@ -41,79 +42,77 @@ from multicard.records.schema_parts import (
 )
 
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
-LONG = ("kernel", "annotation")  # groups with a row for each name that occurred
+LONG_GROUPS = ("kernel", "annotation")  # Groups with a row for each name that occurred.
 SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
-# rank3, worker3_step_12, trace_r03
+# Matches rank3, worker3_step_12 and trace_r03.
 RANK = re.compile(r"(?:rank|worker|(?<![a-z])r)[-_]?(\d+)", re.IGNORECASE)
-BROKEN = (EOFError, OSError, zlib.error)
+READ_ERRORS = (EOFError, OSError, zlib.error)
 
 
 @dataclass(frozen=True)
 class Profile:
     """The profile of a run."""
 
-    source: str  # kineto or nsys
+    source: str  # kineto or nsys.
     ranks: list[ProfileRank]
-    rows: list[ProfileRow]  # of each rank, then of their sum; by group, then by time
-    not_recorded: tuple[str, ...]  # API calls that the profiler omits by design
+    rows: list[ProfileRow]  # Of each rank, then of their sum; by group, then by time.
+    not_recorded: tuple[str, ...]  # API calls that the profiler omits by design.
 
     @property
     def steps(self) -> int | None:
-        """Steps summed over ranks; None where a rank has no markers."""
+        """Steps summed over ranks, or None if a rank has no markers."""
         counts = [rank.steps for rank in self.ranks if rank.steps is not None]
         return sum(counts) if len(counts) == len(self.ranks) else None
 
     def rank_rows(self, rank: int | None, top: int | None = None) -> list[ProfileRow]:
-        """The rows of a rank (None: the sum over ranks),
-        with the first `top` of each group in LONG only.
+        """Return the rows of a rank, or of the sum over ranks if `rank` is None.
+
+        Groups in LONG_GROUPS are cut to their first `top` rows.
         """
         by_group = groupby((row for row in self.rows if row.rank == rank), lambda row: row.group)
-        shown = []
+        shown_rows = []
         for group, rows in by_group:
-            shown.extend(islice(rows, top if group in LONG else None))
-        return shown
+            shown_rows.extend(islice(rows, top if group in LONG_GROUPS else None))
+        return shown_rows
 
     def as_dict(self, top: int | None = 20) -> dict[str, Any]:
-        """The profile for JSON, with the `top` kernels and
-        annotations of every rank and of the sum.
-        """
+        """Return the profile for JSON, with the `top` kernels and annotations of each rank."""
         rows = []
         for rank in (*(rank.rank for rank in self.ranks), None):
             rows.extend(self.rank_rows(rank, top))
         return msgspec.to_builtins(replace(self, rows=rows))
 
     @classmethod
-    def of(cls, recorded: ProfileTable | None) -> "Profile":
-        """The profile that a record has; a ValueError where it has none,
-        or the profiler left nothing readable.
+    def of(cls, table: ProfileTable | None) -> "Profile":
+        """Return the profile in a record.
+
+        Raises a Refusal if it has none, or if the profiler left nothing readable.
         """
-        if recorded is None:
+        if table is None:
             raise Refusal("profile.none", "its record has no profile")
-        if recorded.error is not UNSET:
+        if table.error is not UNSET:
             raise Refusal(
                 "profile.unread",
-                f"its profile could not be read ({recorded.error})",
-                reason=recorded.error,
+                f"its profile could not be read ({table.error})",
+                reason=table.error,
             )
-        if recorded.source is UNSET or recorded.ranks is UNSET or recorded.rows is UNSET:
+        if table.source is UNSET or table.ranks is UNSET or table.rows is UNSET:
             raise Refusal("profile.broken", "its profile is broken")
-        return cls(
-            recorded.source, recorded.ranks, recorded.rows, tuple(recorded.not_recorded or ())
-        )
+        return cls(table.source, table.ranks, table.rows, tuple(table.not_recorded or ()))
 
 
-def read(paths: Sequence[Path]) -> Profile:
-    """The profile of one run from the files of all its ranks, or of some, or folders of them.
+def read_profile(paths: Sequence[Path]) -> Profile:
+    """Return the profile of one run, from the files of some or all of its ranks, or their folders.
 
-    A file's rank is the one in it (distributedInfo), else in its name, else its place;
-    of nsys see `nsys`.
+    A file's rank is given in it (distributedInfo), or else in its name, or else by its position.
+    For nsys, see the module `nsys`.
 
     Raises:
         ValueError: in one line with the file, if one is missing, damaged, cut off, empty, without
-            events, of neither kind, or of the same rank as another,
-            or if the files are of both profilers.
+            events, of neither kind, or of the same rank as another, or if the files come from both
+            profilers.
     """
     by_source: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory(prefix="multicard-profiling-") as scratch:
@@ -125,13 +124,15 @@ def read(paths: Sequence[Path]) -> Profile:
         source = next(iter(by_source))
         raise Refusal(
             "trace.of-both-profilers",
-            f"{first} is of {source}, {second} is not: read them one by one",
+            f"{first} is from {source}, {second} is not: read them one by one",
             file=first,
             other=second,
             source=source,
         )
     ((source, traces),) = by_source.items()
-    return profile(source, _ranked(traces), kineto.NOT_RECORDED if source == "kineto" else ())
+    return profile_of_traces(
+        source, _with_ranks(traces), kineto.NOT_RECORDED if source == "kineto" else ()
+    )
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -142,7 +143,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             yield path
             continue
         files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()]
-        # nsys leaves the export beside the report
+        # nsys leaves the export next to the report.
         files = [
             file
             for file in files
@@ -158,25 +159,25 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
-    """The traces in a file, each with its profiler's name."""
+    """Yield the traces in a file, each with its profiler's name."""
     try:
         with path.open("rb") as file:
-            sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-        if sqlite or path.suffix == ".nsys-rep":
-            traces = nsys.read(path if sqlite else nsys.export(path, scratch))
-            if len(traces) == 1:  # a report of one process is of the rank in its name
+            is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+        if is_sqlite or path.suffix == ".nsys-rep":
+            traces = nsys.read_export(path if is_sqlite else nsys.export(path, scratch))
+            if len(traces) == 1:  # A report of one process belongs to the rank in its name.
                 traces = [replace(traces[0], where=str(path), rank=_rank_in(path.name))]
             yield from (("nsys", trace) for trace in traces)
         else:
             content = path.read_bytes()
-            trace = kineto.read(
+            trace = kineto.read_trace(
                 gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content, str(path)
             )
             yield (
                 "kineto",
                 (trace if trace.rank is not None else replace(trace, rank=_rank_in(path.name))),
             )
-    except BROKEN as error:
+    except READ_ERRORS as error:
         raise _damaged(path, error) from None
 
 
@@ -200,30 +201,33 @@ def _rank_in(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _ranked(traces: Sequence[Trace]) -> list[Trace]:
-    """The traces by rank; those of unknown rank get the free ranks in their order."""
+def _with_ranks(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the traces by rank. Those of unknown rank get the free ranks in their order."""
     files: dict[int, str] = {}
     for trace in traces:
         if trace.rank is not None:
             if trace.rank in files:
                 raise Refusal(
                     "trace.same-rank",
-                    f"{trace.where}: is of rank {trace.rank}, like {files[trace.rank]}",
+                    f"{trace.where}: belongs to rank {trace.rank}, like {files[trace.rank]}",
                     file=trace.where,
                     other=files[trace.rank],
                     rank=trace.rank,
                 )
             files[trace.rank] = trace.where
-    free = iter(sorted(set(range(len(traces))) - set(files)))
+    free_ranks = iter(sorted(set(range(len(traces))) - set(files)))
     ranked = [
-        trace if trace.rank is not None else replace(trace, rank=next(free)) for trace in traces
+        trace if trace.rank is not None else replace(trace, rank=next(free_ranks))
+        for trace in traces
     ]
     return sorted(ranked, key=lambda trace: trace.rank or 0)
 
 
-def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
-    """The profile of traces whose ranks are known,
-    by a profiler that omits some API calls by design.
+def profile_of_traces(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Profile:
+    """Return the profile of traces whose ranks are known.
+
+    Args:
+        omitted: API calls that the profiler omits by design.
     """
     ranks = []
     rows = []
@@ -239,7 +243,7 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
         )
         rows += _rank_rows(trace.rank, events, derived, omitted)
         apis |= events.apis
-    rows += _summed(None, rows, sum(rank.window_s for rank in ranks))
+    rows += _sum_by_metric(None, rows, sum(rank.window_s for rank in ranks))
     not_recorded = tuple(name for name in omitted if apis and name not in apis)
     return Profile(source, ranks, rows, not_recorded)
 
@@ -247,21 +251,31 @@ def profile(source: str, traces: Sequence[Trace], omitted: Sequence[str]) -> Pro
 def _rank_rows(
     rank: int, events: RankEvents, derived: ProfileDerived, omitted: Sequence[str]
 ) -> list[ProfileRow]:
-    """All metrics of a rank. Where a GPU was used,
-    some calls and all COPIES have rows with 0 calls too.
+    """Return all metrics of a rank.
+
+    If a GPU was used, some calls and all COPIES have a row even with 0 calls.
     """
-    always = [("api", name) for name in CUDA_APIS if events.apis and name not in omitted]
-    always += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
-    rows = [ProfileRow(rank, group, name, 0, 0.0, 0.0) for group, name in always]
+    zero_rows = [("api", name) for name in CUDA_APIS if events.apis and name not in omitted]
+    zero_rows += [("copy", name) for name in (*COPIES.values(), MEMSET)] if events.devices else []
+    rows = [ProfileRow(rank, group, name, 0, 0.0, 0.0) for group, name in zero_rows]
     for kind, name, calls, ns, size in events.counts():
-        if (counted := metric(kind, name)) is not None:
+        if (event_metric := metric(kind, name)) is not None:
             rows.append(
                 ProfileRow(
-                    rank, counted.group, counted.name, calls, ns / 1e9, 0.0, size, counted.detail
+                    rank,
+                    event_metric.group,
+                    event_metric.name,
+                    calls,
+                    ns / 1e9,
+                    0.0,
+                    size,
+                    event_metric.detail,
                 )
             )
-    rows = _summed(rank, rows, events.window_s)
-    return _summed(rank, [*_derived_rows(rank, events, derived, rows), *rows], events.window_s)
+    rows = _sum_by_metric(rank, rows, events.window_s)
+    return _sum_by_metric(
+        rank, [*_derived_rows(rank, events, derived, rows), *rows], events.window_s
+    )
 
 
 def _derived_rows(
@@ -276,8 +290,11 @@ def _derived_rows(
         "launch gaps": derived.launch_gap_s,
         "blocked in synchronisation": derived.blocked_s,
     }
-    known = {name: time_s for name, time_s in times_s.items() if time_s is not None}
-    found = [ProfileRow(rank, "derived", name, None, time_s, 0.0) for name, time_s in known.items()]
+    known_times_s = {name: time_s for name, time_s in times_s.items() if time_s is not None}
+    derived_rows = [
+        ProfileRow(rank, "derived", name, None, time_s, 0.0)
+        for name, time_s in known_times_s.items()
+    ]
     if events.apis:
         launches = [
             row for row in rows if row.group == "api" and row.calls and LAUNCH.fullmatch(row.metric)
@@ -285,13 +302,18 @@ def _derived_rows(
         calls = sum(row.calls or 0 for row in launches)
         total_s = sum(row.total_s for row in launches)
         names = _joined({row.metric for row in launches})
-        found.insert(0, ProfileRow(rank, "derived", "launches", calls, total_s, 0.0, detail=names))
-    return found
+        derived_rows.insert(
+            0, ProfileRow(rank, "derived", "launches", calls, total_s, 0.0, detail=names)
+        )
+    return derived_rows
 
 
-def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> list[ProfileRow]:
-    """Rows of the same metric summed, in the order in which they are shown;
-    shares are of `window_s`.
+def _sum_by_metric(
+    rank: int | None, rows: Sequence[ProfileRow], window_s: float
+) -> list[ProfileRow]:
+    """Sum the rows of each metric, in the order in which they are shown.
+
+    Shares are relative to `window_s`.
     """
     by_metric: dict[tuple[str, str], list[ProfileRow]] = {}
     for row in rows:
@@ -300,7 +322,7 @@ def _summed(rank: int | None, rows: Sequence[ProfileRow], window_s: float) -> li
     for (group, name), members in by_metric.items():
         calls = [row.calls for row in members if row.calls is not None]
         sizes = [row.bytes for row in members if row.bytes is not None]
-        # in whichever order: both profilers give equal figures
+        # fsum does not depend on the order, so that both profilers give equal figures.
         total_s = math.fsum(row.total_s for row in members)
         share = total_s / window_s if window_s else 0.0
         detail = _joined({*chain.from_iterable(row.detail.split(", ") for row in members)})
@@ -315,7 +337,7 @@ def _joined(details: set[str]) -> str:
 
 
 def _order(row: ProfileRow) -> tuple[int, float, str]:
-    """Sort key: by group, the longest first; derived rows stay in their order."""
+    """Return a sort key: by group, the longest first. Derived rows stay in their order."""
     group = GROUPS.index(row.group)
     return (group, 0.0, "") if row.group == "derived" else (group, -row.total_s, row.metric)
 
@@ -323,9 +345,12 @@ def _order(row: ProfileRow) -> tuple[int, float, str]:
 # ---- the record's profile
 
 
-def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
-    """The record's `profile`, by the window that each rank gives (`capture`) and the record with
-    its steps; with `error` alone if the profiler left nothing readable.
+def profile_of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> ProfileTable:
+    """Return the record's `profile`. If the profiler left nothing readable, it is only an `error`.
+
+    Args:
+        ranks: the window of each rank (`capture`).
+        record: the record with its steps.
     """
     if "error" in ranks[0]:
         return ProfileTable(error=ranks[0]["error"])
@@ -336,18 +361,18 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     )
     steps = [rank["steps"] for rank in ranks]
     try:
-        found = read(files)
-        recorded = [rank.steps for rank in found.ranks]
-        if recorded != steps:
+        run_profile = read_profile(files)
+        recorded_steps = [rank.steps for rank in run_profile.ranks]
+        if recorded_steps != steps:
             raise Refusal(
                 "profile.steps",
-                f"{folder / 'profile'}: holds {recorded} steps, by rank, not the window's {steps}",
-                recorded=recorded,
+                f"{folder / 'profile'}: holds {recorded_steps} steps by rank instead of {steps}",
+                recorded=recorded_steps,
                 expected=steps,
             )
     except ValueError as error:
-        return ProfileTable(error=str(str(error)))  # plain text, which a file can have
-    table = msgspec.convert(found.as_dict(), ProfileTable)
+        return ProfileTable(error=str(str(error)))  # Plain text, which a file can hold.
+    table = msgspec.convert(run_profile.as_dict(), ProfileTable)
     table.files = [str(path.relative_to(folder)) for path in files]
     table.first_step = ranks[0]["first_step"]
     table.steps = steps[0]
@@ -358,35 +383,36 @@ def of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord) -> Prof
     else:
         inside_s = max(rank["window_s"] for rank in ranks) / steps[0]
         outside_s = record.steps and record.steps.mean
-        # the cost of profiling: a step in the window over an unprofiled step of the run
+        # The cost of profiling is a step in the window over an unprofiled step of the run.
         table.step_s = ProfileCost(inside_s, outside_s, outside_s and inside_s / outside_s)
         source += ", scaled by steps"
-    counted = (
+    counted_bytes = (
         None if record.transfer_bytes is None else sum(rank["counted_h2d_bytes"] for rank in ranks)
     )
-    table.h2d = _h2d_bytes(found, counted, _scale(table, record), source)
+    table.h2d = _h2d_bytes(run_profile, counted_bytes, _whole_run_factor(table, record), source)
     return table
 
 
 def add_copies(record: AnyRecord) -> None:
-    """Add what the profile says to the record's `transfer_bytes`: bytes of copies from the devices
-    and within them, summed over ranks; nothing where the profiler saw no device,
-    or its window does not tell of the whole run.
+    """Add the profiled bytes of copies from and within devices to the record's `transfer_bytes`.
+
+    They are summed over ranks. Nothing is added if the profiler saw no device, or if its window
+    does not represent the whole run.
     """
     table = record.profile
     moved = record.transfer_bytes
-    if table is None or moved is None:  # nobody counts what a script copies
+    if table is None or moved is None:  # The copies of a script are not counted.
         return
     sizes = {row.metric: row.bytes or 0 for row in table.rows or () if row.rank is None}
-    scale = _scale(table, record) if COPIES["DtoH"] in sizes else None
+    scale = _whole_run_factor(table, record) if COPIES["DtoH"] in sizes else None
     if scale is not None and table.h2d:
         moved.d2h = round(sizes[COPIES["DtoH"]] * scale)
         moved.d2d = round(sizes[COPIES["DtoD"]] * scale)
         moved.source = f"{moved.source}; d2h and d2d: {table.h2d.source}"
 
 
-def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
-    """Factor from the profiler's window to the whole run; None where the window does not tell."""
+def _whole_run_factor(table: ProfileTable, record: AnyRecord) -> float | None:
+    """Return the factor from the profiler's window to the whole run, or None if it has none."""
     if table.window == ProfileWindow.start:
         return 1.0 if table.ended == RUN else None
     counts = record.steps
@@ -396,8 +422,11 @@ def _scale(table: ProfileTable, record: AnyRecord) -> float | None:
 def _h2d_bytes(
     profile: Profile, counted: int | None, scale: float | None, source: str
 ) -> ProfileCopies:
-    """Bytes from host to device in the window, summed over ranks: `counted` by the loop, and
-    profiled; `scale` is that to the whole run.
+    """Return the bytes from host to device in the window, summed over ranks.
+
+    Args:
+        counted: the bytes that the training loop counted.
+        scale: the factor to the whole run.
     """
     profiled = next(
         (row.bytes for row in profile.rank_rows(None) if row.metric == COPIES["HtoD"]), None

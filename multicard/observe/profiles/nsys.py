@@ -1,10 +1,9 @@
-"""Nsight Systems: the reader of its SQLite export (schema 3.x; `.nsys-rep` goes through `nsys
-export`), and ranks under it.
+"""Nsight Systems: the reader of its SQLite export (schema 3.x), and the command to run ranks under.
 
-A file may hold several processes. Each that used a GPU is a rank, in order of its first device,
-then of its process
-id: under CUDA_VISIBLE_DEVICES all of them call theirs 0. Processes that only made CUDA calls (a
-launcher that asked for the number of devices) are ranks only where no process did more.
+`nsys export` turns an `.nsys-rep` into SQLite. A file may hold several processes. Each process that
+used a GPU is a rank. They are ordered by their first device, then by process id: under
+CUDA_VISIBLE_DEVICES, all of them call theirs 0. A launcher may call CUDA only to ask for the number
+of devices. Such processes are ranks only if no process did more.
 """
 
 import shlex
@@ -30,11 +29,12 @@ from multicard.observe.profiles.events import (
     without_events,
 )
 
-ROWS = 1 << 17  # a record batch
-PROCESS = ~0xFFFFFF  # a globalTid without its lowest 24 bits, the thread, is the globalPid
-# CUpti_ActivityMemcpyKind and CUpti_ActivityMemoryKind, which the columns copyKind,
-# srcKind and dstKind hold
-WAYS = {
+ROWS_PER_BATCH = 1 << 17
+# A globalTid without its lowest 24 bits, which are the thread, is the globalPid.
+PROCESS_MASK = ~0xFFFFFF
+# The column copyKind holds CUpti_ActivityMemcpyKind. The columns srcKind and dstKind hold
+# CUpti_ActivityMemoryKind.
+COPY_DIRECTIONS = {
     1: "HtoD",
     2: "DtoH",
     3: "HtoA",
@@ -46,8 +46,8 @@ WAYS = {
     9: "HtoH",
     10: "PtoP",
 }
-WAYS |= {11: "unified-HtoD", 12: "unified-DtoH", 13: "unified-DtoD"}
-MEMORY = {
+COPY_DIRECTIONS |= {11: "unified-HtoD", 12: "unified-DtoH", 13: "unified-DtoD"}
+MEMORY_KINDS = {
     0: "Pageable",
     1: "Pinned",
     2: "Device",
@@ -56,7 +56,8 @@ MEMORY = {
     5: "Device Static",
     6: "Managed Static",
 }
-RANGES = (59, 60)  # eventType of NVTX ranges, pushed and popped or started and ended
+# eventType of NVTX ranges: pushed and popped, or started and ended.
+RANGE_EVENT_TYPES = (59, 60)
 
 CUPTI = "CUPTI_ACTIVITY_KIND_"
 TABLES = {
@@ -66,8 +67,8 @@ TABLES = {
     EventKind.SET: f"{CUPTI}MEMSET",
     EventKind.RANGE: "NVTX_EVENTS",
 }
-# Columns: start, end, device, process or thread, bytes, correlation (0: CUPTI knows none),
-# text of the name
+# The queries' columns are start, end, device, process or thread, bytes, correlation (0 if CUPTI
+# knows none), and text of the name.
 CORRELATION = "ifnull(nullif(correlationId, 0), -1)"
 QUERIES = {
     EventKind.API: (
@@ -92,19 +93,20 @@ QUERIES = {
     EventKind.RANGE: (
         f"""SELECT start, "end", -1, globalTid, -1, -1, coalesce(text, s.value) AS name
         FROM {TABLES[EventKind.RANGE]} LEFT JOIN StringIds s ON s.id = textId
-        WHERE eventType IN {RANGES} AND "end" IS NOT NULL AND name IS NOT NULL"""
+        WHERE eventType IN {RANGE_EVENT_TYPES} AND "end" IS NOT NULL AND name IS NOT NULL"""
     ),
 }
 DbRow = tuple[int, int, int, int, int, int, str]
 
 
-def read(path: Path) -> list[Trace]:
-    """The traces of all ranks in an export, without their numbers; a ValueError says that it is
-    damaged, no export of nsys, or without CUDA.
+def read_export(path: Path) -> list[Trace]:
+    """Return the traces of all ranks in an export, without their numbers.
+
+    Raises a Refusal if the file is damaged, not an export of nsys, or without CUDA.
     """
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            return _read(database, str(path))
+            return _read_database(database, str(path))
     except sqlite3.OperationalError as error:
         if not str(error).startswith("no such column"):
             raise _unreadable(path, error) from None
@@ -126,8 +128,9 @@ def _unreadable(path: Path, error: sqlite3.Error) -> Refusal:
 
 
 def export(report: Path, folder: Path) -> Path:
-    """Export an `.nsys-rep` as SQLite into a folder with the program nsys; a ValueError says that
-    it is not on PATH, or fails.
+    """Export an `.nsys-rep` as SQLite into a folder with the program nsys.
+
+    Raises a Refusal if nsys is not on PATH, or if it fails.
     """
     program = shutil.which("nsys")
     if program is None:
@@ -149,10 +152,10 @@ def export(report: Path, folder: Path) -> Path:
         str(target),
         str(report),
     ]
-    ended = subprocess.run(line, capture_output=True, text=True, check=False)
-    if ended.returncode or not target.exists():
-        output = (ended.stderr or ended.stdout).strip().splitlines()
-        reason = output[-1] if output else f"exit code {ended.returncode}"
+    process = subprocess.run(line, capture_output=True, text=True, check=False)
+    if process.returncode or not target.exists():
+        output = (process.stderr or process.stdout).strip().splitlines()
+        reason = output[-1] if output else f"exit code {process.returncode}"
         raise Refusal(
             "nsys.export-failed",
             f"{report}: nsys export failed: {reason}",
@@ -162,7 +165,7 @@ def export(report: Path, folder: Path) -> Path:
     return target
 
 
-def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
+def _read_database(database: sqlite3.Connection, where: str) -> list[Trace]:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     if "StringIds" not in tables or not any(
         table in tables for table in TABLES.values() if table.startswith(CUPTI)
@@ -177,49 +180,52 @@ def _read(database: sqlite3.Connection, where: str) -> list[Trace]:
     for kind, table in TABLES.items():
         if table in tables:
             cursor = database.execute(QUERIES[kind])
-            while rows := cursor.fetchmany(ROWS):
-                _collect(rows, kind, collectors)
+            while rows := cursor.fetchmany(ROWS_PER_BATCH):
+                _collect_batch(rows, kind, collectors)
     if not collectors:
         raise without_events(where)
     traces = [
         collector.trace(f"{where} (process {process >> 24 & 0xFFFFFF})", None)
         for process, collector in sorted(collectors.items())
     ]
-    first_device = [
+    first_devices = [
         min(trace.columns["device"][trace.columns["device"] >= 0], default=-1) for trace in traces
     ]
-    on_device = [(device, i) for i, device in enumerate(first_device) if device >= 0]
+    on_device = [(device, i) for i, device in enumerate(first_devices) if device >= 0]
     return [traces[i] for _, i in sorted(on_device)] or traces
 
 
-def _collect(rows: list[DbRow], kind: EventKind, collectors: dict[int, Collector]) -> None:
-    """Give each row to the collector of its process."""
-    names = [_name(kind, row[-1]) for row in rows]
+def _collect_batch(rows: list[DbRow], kind: EventKind, collectors: dict[int, Collector]) -> None:
+    """Add each row to the collector of its process."""
+    names = [_event_name(kind, row[-1]) for row in rows]
     start, end, device, owner, size, launch = np.array([row[:-1] for row in rows], np.int64).T
-    for process in np.unique(owner & PROCESS).tolist():
-        own = np.flatnonzero(owner & PROCESS == process)
+    for process in np.unique(owner & PROCESS_MASK).tolist():
+        rows_of_process = np.flatnonzero(owner & PROCESS_MASK == process)
         collectors.setdefault(process, Collector()).add(
-            [names[i] for i in own],
-            kind=np.full(len(own), kind),
-            start_ns=start[own],
-            end_ns=end[own],
-            device=device[own],
-            thread=np.where(device[own] < 0, owner[own], 0),
-            bytes=size[own],
-            correlation=launch[own],
+            [names[i] for i in rows_of_process],
+            kind=np.full(len(rows_of_process), kind),
+            start_ns=start[rows_of_process],
+            end_ns=end[rows_of_process],
+            device=device[rows_of_process],
+            thread=np.where(device[rows_of_process] < 0, owner[rows_of_process], 0),
+            bytes=size[rows_of_process],
+            correlation=launch[rows_of_process],
         )
 
 
-def _name(kind: EventKind, text: str) -> str | None:
-    """The name as Kineto has it; None for ranges that no metric counts.
+def _event_name(kind: EventKind, text: str) -> str | None:
+    """Return the name in Kineto's form, or None for ranges that no metric counts.
 
-    Under torch's emit_nvtx every operator is a range, `aten::mul, op_id = 3` (getNvtxStr in
-    torch/csrc/profiler): of these only phases and steps count.
+    Under torch's emit_nvtx, every operator is a range, such as `aten::mul, op_id = 3` (getNvtxStr
+    in torch/csrc/profiler). Only the ranges of phases and steps count.
     """
     if kind is EventKind.COPY:
-        way, *kinds = text.split(" ")
-        memory = [MEMORY.get(int(number), "Unknown") if number else "Unknown" for number in kinds]
-        return f"Memcpy {WAYS.get(int(way), f'kind-{way}')} ({' -> '.join(memory)})"
+        direction, *kinds = text.split(" ")
+        memory = [
+            MEMORY_KINDS.get(int(number), "Unknown") if number else "Unknown" for number in kinds
+        ]
+        direction_name = COPY_DIRECTIONS.get(int(direction), f"kind-{direction}")
+        return f"Memcpy {direction_name} ({' -> '.join(memory)})"
     if kind is not EventKind.RANGE:
         return text
     name = text.partition(", seq = ")[0].partition(", op_id = ")[0]
@@ -229,8 +235,8 @@ def _name(kind: EventKind, text: str) -> str | None:
 # ---- ranks under Nsight Systems (`profile=nsys`)
 
 
-def check(device: str) -> None:
-    """Refuse ranks that do not use CUDA, and machines without nsys, with the remedy."""
+def refuse_unavailable(device: str) -> None:
+    """Refuse ranks that do not use CUDA, and machines without nsys."""
     if device != "cuda":
         raise Refusal(
             "nsys.on-cpu",
@@ -246,8 +252,8 @@ def check(device: str) -> None:
         )
 
 
-def chosen(config: RunConfig, device: str) -> RunConfig:
-    """Replace `profile=auto` by the profiler of these devices."""
+def resolve_auto(config: RunConfig, device: str) -> RunConfig:
+    """Replace `profile=auto` by the profiler for these devices."""
     if config.profile.name is not ProfileName.auto:
         return config
     name = ProfileName.nsys if device == "cuda" and installed() else ProfileName.kineto
@@ -259,8 +265,9 @@ def installed() -> bool:
 
 
 def command(folder: Path) -> tuple[str, ...]:
-    """The command line to run a rank under, whose number replaces RANK;
-    it records what `capture` brackets.
+    """Return the command line to run a rank under. It records the steps that `capture` brackets.
+
+    The rank's number replaces RANK.
     """
     output = f"--output={folder / 'profile' / 'rRANK'}", "--force-overwrite=true"
     records = "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"

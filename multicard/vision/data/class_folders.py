@@ -18,14 +18,11 @@ from multicard.records.part_names import PartKind
 from multicard.vision.data.data_parts import (
     ALL_SAMPLES,
     DATA_FORMS_HINT,
-    FOLDERS_AS_CLASSES,
     OR_USE_A_TABLE,
     DataPart,
     FoundParts,
     PartSamples,
     test_order,
-    train_first,
-    train_on_overrides,
 )
 from multicard.vision.data.folder_contents import (
     FolderListing,
@@ -48,13 +45,9 @@ from multicard.vision.data.masks import (
     separate_masks,
 )
 from multicard.vision.data.not_classes import (
-    copied_classes_refusal,
-    copy_of_classes,
-    first_names,
     part_kinds_in,
     require_classes,
-    sets_inside_refusal,
-    shared_folders,
+    require_classes_not_parts,
 )
 
 # ---- the parts
@@ -108,7 +101,7 @@ def _find_parts(root: Path) -> FoundParts:
             return replace(
                 inner_parts, ignored=inner_parts.ignored + _count_unread_beside(root, only_filled)
             )
-    _refuse_what_looks_like_parts(root, filled_folders, [*split_folders])
+    require_classes_not_parts(root, filled_folders, [*split_folders])
     by_class = _parts_within_classes(root, filled_folders)
     return by_class or FoundParts([DataPart(ALL_SAMPLES, None, partial(read_classes, root))])
 
@@ -192,55 +185,6 @@ def _part_without_classes_refusal(root: Path, parts: Sequence[Path]) -> Refusal:
         key="dataset.root",
         parts=names,
     )
-
-
-def _refuse_what_looks_like_parts(
-    root: Path, filled_folders: dict[Path, FolderListing], split_folders: Sequence[Path]
-) -> None:
-    """Refuse folders that could be parts or classes, separate data sets, or masks."""
-    require_no_masks(root, visible_folders(root))
-    inner = {
-        folder: part_kinds_in(listing)
-        for folder, listing in filled_folders.items()
-        if not listing.has_images
-    }
-    sets = [folder for folder, kinds in inner.items() if PartKind.train in kinds and len(kinds) > 1]
-    if sets and not (
-        len(sets) == len(filled_folders) > 1
-        and all(list_folder(f).has_images for f in filled_folders[sets[0]].folders)
-    ):
-        raise sets_inside_refusal(root, sets)
-    if sets:
-        return
-    copy = copy_of_classes(filled_folders)
-    if copy is not None and copy not in split_folders:
-        raise copied_classes_refusal(copy, f"{override('dataset.root', copy)} dataset.split=0.2")
-    shared_names = shared_folders(filled_folders)
-    are_parts = any(part_names.parsed(folder.name) is not None for folder in filled_folders)
-    if shared_names:
-        first, second = train_first([folder.name for folder in filled_folders])[:2]
-        as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
-        raise Refusal(
-            "photographs.like-parts",
-            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
-            f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
-            " another, as"
-            f" `{train_on_overrides(first, second)}`{as_classes}",
-            key="dataset.root",
-            folders=[folder.name for folder in filled_folders],
-            shared=shared_names,
-        )
-    if split_folders:
-        raise Refusal(
-            "photographs.part-beside-classes",
-            f"dataset.root={root}: {split_folders[0].name} is named as a part and holds folders of"
-            " classes, but lies beside"
-            f" {first_names(folder for folder in filled_folders if folder not in split_folders)};"
-            f" use `{train_on_overrides(split_folders[0].name, None)}` to read it alone",
-            key="dataset.root",
-            part=split_folders[0].name,
-            folders=[folder.name for folder in filled_folders],
-        )
 
 
 def _parts_within_classes(

@@ -22,7 +22,7 @@ from multicard.machine import network
 from multicard.messages import Refusal
 from multicard.records import run_folder
 from multicard.records.content import Blob, text_blob
-from multicard.records.schema_parts import RepeatedImages
+from multicard.records.schema_data import RepeatedImages
 from multicard.vision.data import decoding, photographs
 from multicard.vision.data.splits import DataSplits, Split, held_out
 from multicard.vision.data.stored_images import column_of, path_of

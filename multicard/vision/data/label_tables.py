@@ -55,7 +55,7 @@ class LabelTable(NamedTuple):
     def label(self) -> str | None:
         """The column that most probably holds the classes."""
         usual_names = [name for name in self.likely_labels if name.strip().lower() in LABELS]
-        # A one-hot column only tells one class from all others.
+        # A one-hot column only says whether an image belongs to one particular class.
         other_columns = [name for name in self.possible_labels if name not in self.one_hot]
         by_preference = [*usual_names, *self.likely_labels, *other_columns]
         return by_preference[0] if by_preference else None

@@ -37,7 +37,7 @@ def single_values(values: Sequence[Any], place: str, column: str) -> list[Any]:
     if several is not None:
         labels = [str(label) for label in several]
         raise Refusal(
-            "photographs.several-labels",
+            "photographs.lists-of-labels",
             f"{place}: {column} gives an image several labels: {several} is"
             f" {' and '.join(labels[:3])}. A classifier needs one; keep the rows with one label",
             key="dataset.root",

@@ -11,14 +11,24 @@ from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
-from multicard.vision.data.data_parts import test_order, train_on_overrides
+from multicard.vision.data.data_parts import (
+    FOLDERS_AS_CLASSES,
+    test_order,
+    train_first,
+    train_on_overrides,
+)
 from multicard.vision.data.folder_contents import (
     FolderListing,
     holds_images,
     list_folder,
     visible_folders,
 )
-from multicard.vision.data.masks import innermost_folder, is_image_folder, is_mask_folder
+from multicard.vision.data.masks import (
+    innermost_folder,
+    is_image_folder,
+    is_mask_folder,
+    require_no_masks,
+)
 
 
 def folders_with_images(folder: Path) -> dict[Path, FolderListing]:
@@ -130,6 +140,55 @@ def copied_classes_refusal(copy: Path, alone: str) -> Refusal:
         folder=copy.name,
         inside=names,
     )
+
+
+def require_classes_not_parts(
+    root: Path, filled_folders: dict[Path, FolderListing], split_folders: Sequence[Path]
+) -> None:
+    """Refuse folders that could be parts or classes, separate data sets, or masks."""
+    require_no_masks(root, visible_folders(root))
+    inner = {
+        folder: part_kinds_in(listing)
+        for folder, listing in filled_folders.items()
+        if not listing.has_images
+    }
+    sets = [folder for folder, kinds in inner.items() if PartKind.train in kinds and len(kinds) > 1]
+    if sets and not (
+        len(sets) == len(filled_folders) > 1
+        and all(list_folder(f).has_images for f in filled_folders[sets[0]].folders)
+    ):
+        raise sets_inside_refusal(root, sets)
+    if sets:
+        return
+    copy = copy_of_classes(filled_folders)
+    if copy is not None and copy not in split_folders:
+        raise copied_classes_refusal(copy, f"{override('dataset.root', copy)} dataset.split=0.2")
+    shared_names = shared_folders(filled_folders)
+    are_parts = any(part_names.parsed(folder.name) is not None for folder in filled_folders)
+    if shared_names:
+        first, second = train_first([folder.name for folder in filled_folders])[:2]
+        as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
+        raise Refusal(
+            "photographs.like-parts",
+            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
+            f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
+            " another, as"
+            f" `{train_on_overrides(first, second)}`{as_classes}",
+            key="dataset.root",
+            folders=[folder.name for folder in filled_folders],
+            shared=shared_names,
+        )
+    if split_folders:
+        raise Refusal(
+            "photographs.part-beside-classes",
+            f"dataset.root={root}: {split_folders[0].name} is named as a part and holds folders of"
+            " classes, but lies beside"
+            f" {first_names(folder for folder in filled_folders if folder not in split_folders)};"
+            f" use `{train_on_overrides(split_folders[0].name, None)}` to read it alone",
+            key="dataset.root",
+            part=split_folders[0].name,
+            folders=[folder.name for folder in filled_folders],
+        )
 
 
 def require_classes(root: Path, parts: Mapping[Path, PartKind]) -> None:

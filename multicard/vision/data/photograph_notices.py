@@ -5,7 +5,7 @@ from pathlib import Path
 from multicard.config.pasting import override
 from multicard.config.vision_data import ImagesConfig
 from multicard.messages import Message, in_one_line
-from multicard.records.schema_parts import Ignored
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import class_names, not_classes, pixel_values
 from multicard.vision.data.splits import DataSplits
 

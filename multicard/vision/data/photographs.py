@@ -17,7 +17,7 @@ from multicard.config.pasting import override
 from multicard.config.vision_data import CacheMode, ImagesConfig
 from multicard.measure import memory, timing
 from multicard.messages import Message, Refusal, say
-from multicard.records.schema_parts import Ignored, RepeatedImages
+from multicard.records.schema_data import Ignored, RepeatedImages
 from multicard.records.text_table import in_bytes
 from multicard.vision.data import (
     class_folders,

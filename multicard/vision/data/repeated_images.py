@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 from zlib import crc32
 
-from multicard.records.schema_parts import RepeatedImages
+from multicard.records.schema_data import RepeatedImages
 from multicard.vision.data.splits import Split
 from multicard.vision.data.stored_images import EncodedImage, StoredImage, files_of
 
