@@ -350,7 +350,17 @@ def test_where_no_bar_can_be_drawn_a_long_run_says_how_far_it_and_its_sweep_are(
         board, 1, epochs=2, unit="images", cell=InSweep("[1/2] lr=1   ", lambda: 61.0)
     ):
         assert has_said.wait(60)
-    assert said[0].split() == ["[1/2]", "lr=1", "epoch", "1/2", "loss", "0.500", "sweep", "0:01:01"]
+    assert said[0].split() == [
+        "[1/2]",
+        "lr=1",
+        "epoch",
+        "1/2",
+        "loss",
+        "0.500",
+        "sweep:",
+        "0:01:01",
+        "left",
+    ]
 
 
 def test_lines_of_a_run_that_is_still_starting_differ(

@@ -268,7 +268,7 @@ def assign_gpu_ids(
         running = [entry for entry in running if entry[0] > start_s + SAME_S]
         free.sort(key=lambda gpu: (gpu in held_gpus, gpu))
         needed_gpus = chosen[place].gpus
-        # This always holds: a start is only chosen where enough GPUs are free.
+        # always: a start is only chosen if enough GPUs are free.
         assert len(free) >= needed_gpus, "more GPUs at once than there are"
         gpu_ids[place], free = tuple(sorted(free[:needed_gpus])), free[needed_gpus:]
         running.append((end_s, gpu_ids[place]))

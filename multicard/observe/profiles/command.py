@@ -34,7 +34,7 @@ TITLES = {
     "kernel": "Kernels",
     "annotation": "Annotations",
 }
-# Always true, because both are constants of this package.
+# always: both are constants of this package.
 assert set(TITLES) == set(GROUPS)
 FIGURES = ("metric", "calls", "total_s", "bytes")  # The figures of a row of CSV.
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
