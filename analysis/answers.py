@@ -120,20 +120,20 @@ class Answer:
     @property
     def statement(self) -> str:
         """The recommendation with its evidence and costs, and why it cannot be made."""
-        failings = f"; but {' and '.join(self.failings)}" if self.failings else ""
-        parts = [
+        clauses = [
             self.lead,
             *self._fewer_ranks_suffice,
             *self._compilation,
             *self._learning_and_costs,
-            *self._unclear_fewer_ranks,
         ]
-        reservations = [*self.unranked, *self._other_lengths, *self._unexplained_amounts]
-        return (
-            ", ".join(parts)
-            + failings
-            + "".join(f"; {reservation}" for reservation in reservations)
-        )
+        text = ", ".join(clauses)
+        if self.failings:
+            text += f"; but {' and '.join(self.failings)}"
+        for remark in [*self._other_batch, *self._unclear_fewer_ranks]:
+            text += f". {remark}"
+        for reservation in [*self.unranked, *self._other_lengths, *self._unexplained_amounts]:
+            text += f"; {reservation}"
+        return text
 
     @property
     def unranked(self) -> list[Message]:
@@ -351,7 +351,6 @@ class Answer:
             yield from learned.quality_caveats(best)
             return
         yield from learned.compare_learning(self.ranking, best, other)
-        yield from self._other_batch(other)
         yield from learned.quality_caveats(best, other)
         column_by_name = {"memory": MEMORY}
         if works.did_as_much(best.runs, other.runs):
@@ -367,23 +366,28 @@ class Answer:
                     "answer.times-as-much", f"{ratio:.3g}x the {name}", of=name, ratio=ratio
                 )
 
-    def _other_batch(self, other: RankedSetting) -> Iterator[Message]:
+    @property
+    def _other_batch(self) -> list[Message]:
         """Say that a step trains another amount than a step of the other setting.
 
         It is not said if the settings' keys already show it.
         """
+        other = self.against
+        if other is None or other is self.best:
+            return []
         if BATCH_KEYS & {*self.differing_keys} and "gpus" not in self.differing_keys:
-            return
+            return []
         work_by_side = [
             [circumstances.step_work(run.record()) for run in setting.runs]
             for setting in (self.best, other)
         ]
         mean_works = circumstances.differing_means(*work_by_side)
-        if mean_works is not None:
-            own_work, other_work = mean_works
-            unit = circumstances.step_work_unit([*self.best.runs, *other.runs])
-            text = f"a step trains {own_work:,.0f} {unit}, not {other_work:,.0f}"
-            yield Message("answer.other-batch", text, step=own_work, other=other_work, unit=unit)
+        if mean_works is None:
+            return []
+        own_work, other_work = mean_works
+        unit = circumstances.step_work_unit([*self.best.runs, *other.runs])
+        text = f"A step trains {own_work:,.0f} {unit}, not {other_work:,.0f}"
+        return [Message("answer.other-batch", text, step=own_work, other=other_work, unit=unit)]
 
     @property
     def _fewer_ranks_suffice(self) -> list[Message]:
@@ -430,7 +434,7 @@ class Answer:
         ]
         if not labels:
             return []
-        text = f"but whether {labels[0]} on fewer {unit} is as fast is not known"
+        text = f"It is not known whether {labels[0]}, on fewer {unit}, is just as fast"
         return [Message("answer.fewer-ranks", text, setting=labels[0])]
 
     @cached_property
