@@ -19,6 +19,7 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["MULTICARD_MESSAGES"] = "codes"  # sentences may change: tests ask for codes and facts
+os.environ["MULTICARD_SITE"] = ""  # the defaults of this machine's site do not reach tests
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of numpy: on one core threads wait for each other
 os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(CACHE / "hypothesis")
 
