@@ -30,6 +30,7 @@ from multicard.llm.data.marked_templates import (
     with_mark_filters,
 )
 from multicard.llm.data.model_tokens import ModelTokens, TextEnds, model_tokens_of
+from multicard.llm.data.stored_templates import read_stored_templates
 from multicard.llm.data.turns import FORM
 from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
@@ -54,8 +55,6 @@ UNREADABLE_ERRORS = (
     jinja2.TemplateError,
 )
 
-# The folder in which transformers saves the templates other than the default one.
-ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
 
@@ -162,7 +161,7 @@ def template(config: LlmConfig) -> ChatTemplate:
         places = [tokenizer_folder, config.model.folder, builtin_file]
     for place in filter(None, places):
         try:
-            stored = _read_templates(Path(place).expanduser())
+            stored = read_stored_templates(Path(place).expanduser())
             if stored.source is not None:
                 model_tokens = tokens
                 if not isinstance(config.model, HfConfig):
@@ -214,63 +213,6 @@ def _compiled_template(
 
 def _render_function(source: str, named: Mapping[str, str]) -> RenderMessages:
     return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
-
-
-class StoredTemplates(NamedTuple):
-    """The chat templates in a file or a folder.
-
-    Fields:
-        source: the default template; None if there is none.
-        tokens: special tokens that it may name, by role.
-        others: further templates by name, such as tool_use.
-    """
-
-    source: str | None
-    tokens: dict[str, str]
-    others: dict[str, str]
-
-
-def _read_templates(place: Path) -> StoredTemplates:
-    """Read the templates of a .jinja file, or of the folder of a tokenizer.
-
-    A folder has its templates in `chat_template.jinja` and a subfolder. Older folders have them in
-    tokenizer_config.json, or in chat_template.json if the model reads images.
-    """
-    file = place if place.is_file() else place / "chat_template.jinja"
-    settings_file = file.with_name("tokenizer_config.json")
-    settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
-    tokens = {
-        name: _token_text(value) for name, value in settings.items() if name.endswith("_token")
-    }
-    tokens = {name: token for name, token in tokens.items() if token is not None}
-    source = settings.get("chat_template")
-    others = dict[str, str]()
-    if isinstance(source, list):  # There are several templates with names.
-        others = {entry["name"]: entry["template"] for entry in source}
-        source = others.pop("default")
-    processor_file = file.with_name("chat_template.json")
-    if source is None and processor_file.is_file() and not file.is_file():
-        source = json.loads(processor_file.read_text("utf-8"))["chat_template"]
-    if not file.is_file() or file == settings_file:
-        return StoredTemplates(source, tokens, others)
-    additional = (
-        sorted((file.parent / ADDITIONAL).glob("*.jinja"))
-        if file.name == "chat_template.jinja"
-        else []
-    )
-    return StoredTemplates(
-        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in additional}
-    )
-
-
-def _token_text(value: Any) -> str | None:
-    """Return a token's text, which may stand among its properties.
-
-    Returns None for any other setting, such as a switch.
-    """
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
 
 
 def converted(
