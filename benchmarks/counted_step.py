@@ -165,5 +165,5 @@ def _counted(loop: Loop, make: Callable[[], Batch], mode: Any, graphs: list[Grap
     for graph in graphs:
         graph.part = BATCH
     step_launches = launches(step)
-    loop.share.evaluated.eval()
+    loop.share.evaluation_model.eval()
     return StepCount(graphs, batch_launches, step_launches, launches(evaluate))

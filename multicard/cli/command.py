@@ -46,7 +46,6 @@ def execute(
         conclude: draws a conclusion from the folders of a sweep's runs.
     """
     # With this variable, Hydra raises errors that it would otherwise print over many lines.
-    # Hydra then raises what it would print over many lines
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     logging.raiseExceptions = False  # No traceback if output cannot be written (`--info | head`).
     command = Command(workload)

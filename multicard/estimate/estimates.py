@@ -310,7 +310,7 @@ class Predictor:
         step_s = estimated.as_busy
         if step_s is None:
             return None
-        during = statistics.fmean(estimated.busy)
+        during = statistics.fmean(estimated.busy_shares)
         now = self._busy_now(self.target)
         if now is None or not observations.is_about_as_busy(now, during):
             return None

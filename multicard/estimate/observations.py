@@ -18,25 +18,30 @@ from multicard.records.comparable import DOUBTFUL
 from multicard.records.limits import LOADED
 from multicard.records.schema_parts import PredictedInterval, Prediction
 
-DATASET = "dataset.name"  # The only group whose other keys say more than its name.
+# A group's name stands for its whole option, except in this group: its other keys say more.
+DATASET = "dataset.name"
 GPUS = "gpus"
 ARGUMENTS = "args"  # The group of a script's arguments. A run has only the arguments it was given.
-# The standard deviations below are of the logarithm of a step.
-# Between runs on CPU ranks, before any was repeated. They vary more: others share the machine.
+
+# The standard deviations below apply to the logarithm of a step: 0.08 means about 8 %.
+# Runs on CPU ranks differ by this much until some were repeated. Others share the machine with
+# them, so they vary more than runs on GPUs.
 CPU_SD = 0.08
-PROBE_SD = 0.03  # Between a probe and its full run.
-COMMIT_SD = 0.03  # Between two commits.
-PRINTED_SD = 0.10  # Between a node here and another node with the same GPUs.
-MARKED_SD = 0.30  # Between a run that others slowed and a run alone, at the least.
-# The largest share of a run's cores that others can have: the run got some cores to train at all.
-MOST_BUSY = 0.95
-# Between runs next to others that are equally busy. Pooled: 0.23 in one setting, 0.18 in eight.
+PROBE_SD = 0.03  # A probe differs from its full run by this much.
+COMMIT_SD = 0.03  # Runs of two commits differ by this much.
+PRINTED_SD = 0.10  # A node here differs by this much from another node with the same GPUs.
+MARKED_SD = 0.30  # A run that others slowed differs from a run alone at least by this much.
+# Runs next to equally busy programs differ by this much. It pools 0.23 from repetitions of one
+# setting and 0.18 from repetitions of eight settings.
 BUSY_SD = 0.21
+
+# Other programs have at most this share of a run's cores: the run got some cores to train at all.
+MOST_BUSY = 0.95
 SAME_LOAD = 0.15  # Loads that differ by up to this share of the cores count as equal.
-# An interval that reaches further from a step next to equally busy others is of no use.
+# An interval next to equally busy programs is of no use if it reaches further than this factor.
 MOST_BUSY_RATIO = 2.0
-NORMAL_90 = 1.645  # Half of a 90 % interval in standard deviations.
-# The meaning of a mark on the basis of an estimate. Other marks mean the same as on a run.
+NORMAL_90 = 1.645  # A 90 % interval reaches this many standard deviations to each side.
+# These marks have another meaning on the basis of an estimate than on a run.
 MARKS = {
     limits.LOADED.sign: Message(
         "predict.loaded", "other programs kept its cores busy in all runs behind the estimate"
@@ -48,7 +53,7 @@ MARKS = {
         "predict.beyond-linear", "cells that scaled beyond linear; carried on as linear"
     ),
 }
-Cell = tuple[str, frozenset[tuple[str, str]]]  # A machine and a setting.
+Cell = tuple[str, frozenset[tuple[str, str]]]  # A machine, and the items of a setting.
 
 
 class Basis(StrEnum):
@@ -99,7 +104,7 @@ class StepObservation:
         error: relative standard error of `step_s`, by the steps within the run.
         machine: the hardware, or the node's name for a published figure.
         marks: the run's marks (`PastRun.marks`).
-        busy: share of the run's cores that other programs used.
+        busy_share: share of the run's cores that other programs used.
     """
 
     setting: Mapping[str, str]
@@ -109,16 +114,16 @@ class StepObservation:
     basis: Basis = Basis.measured
     commit: str | None = None
     marks: str = ""
-    busy: float = 0.0
+    busy_share: float = 0.0
 
     @property
     def slowed_sd(self) -> float:
         """Standard deviation of log(step / step of a run alone).
 
-        With all of its cores, a run would take at least 1 - busy of the step. The 90 % interval
-        includes this bound.
+        With all of its cores, a run would take at least 1 - `busy_share` of the step. The 90 %
+        interval includes this bound.
         """
-        most_slowed = -math.log1p(-min(self.busy, MOST_BUSY)) / NORMAL_90
+        most_slowed = -math.log1p(-min(self.busy_share, MOST_BUSY)) / NORMAL_90
         return max(MARKED_SD, most_slowed) if self.marks else 0.0
 
 
@@ -128,14 +133,16 @@ class StepEstimate:
 
     Fields:
         log_s: natural logarithm of the step in seconds.
-        variance: of log_s, for a new run of the cell.
+        variance: the variance of `log_s` for a new run of the cell.
         basis: `published` if a published figure contributed.
         runs: number of observations behind it.
         about: the basis in words.
         below, above: additional reach of the 90 % interval on each side, on the scale of log_s.
         marks: the marks of the runs behind it.
-        busy: the least and the largest share of the cores that others used during those runs.
-        slowed: the part of the variance that vanishes if others stay as busy as during those runs.
+        busy_shares: the least and the largest share of the cores that others used during those
+            runs.
+        load_variance: the part of `variance` that vanishes if others stay as busy as during those
+            runs.
     """
 
     setting: Mapping[str, str]
@@ -148,8 +155,8 @@ class StepEstimate:
     below: float = 0.0
     above: float = 0.0
     marks: str = ""
-    busy: tuple[float, float] = (0.0, 0.0)
-    slowed: float = 0.0
+    busy_shares: tuple[float, float] = (0.0, 0.0)
+    load_variance: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -177,11 +184,11 @@ class StepEstimate:
         None if nobody was busy, if the runs saw different loads, or if the interval is too wide to
         be of use.
         """
-        least, most = self.busy
+        least, most = self.busy_shares
         is_loaded = LOADED.sign in self.marks and not {*self.marks} - {LOADED.sign, DOUBTFUL}
-        if not is_loaded or self.slowed <= 0 or most - least > SAME_LOAD:
+        if not is_loaded or self.load_variance <= 0 or most - least > SAME_LOAD:
             return None
-        equally_busy = replace(self, variance=max(self.variance - self.slowed, 0.0))
+        equally_busy = replace(self, variance=max(self.variance - self.load_variance, 0.0))
         if max(equally_busy.sides) > math.log(MOST_BUSY_RATIO):
             return None
         return equally_busy.interval
@@ -248,14 +255,15 @@ def cells(
     for group in groups.values():
         run_variance = _new_run_variance(noise_alone, _log_steps(group))
         busy_variance = _new_run_variance(noise_beside_others, _busy_log_steps(group))
-        estimates.append(_cell(group, commit, run_variance, busy_variance))
+        estimates.append(_estimate_of_cell(group, commit, run_variance, busy_variance))
     return estimates
 
 
 def _log_steps(group: Sequence[StepObservation]) -> Values:
-    """Return the log steps of a cell's runs: of those without marks, if there are any."""
+    """Return the log steps of a cell's runs without marks, or of all its runs if all have marks."""
     runs = [observation for observation in group if observation.basis is Basis.measured]
-    return _logarithms([observation for observation in runs if not observation.marks] or runs)
+    unmarked_runs = [observation for observation in runs if not observation.marks]
+    return _logarithms(unmarked_runs or runs)
 
 
 def _busy_log_steps(group: Sequence[StepObservation]) -> Values:
@@ -287,11 +295,11 @@ def _new_run_variance(noise: Noise, runs: Values) -> float:
     return spread.variance * (student_quantile(0.9, degrees) / NORMAL_90) ** 2
 
 
-def spanned_busy(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
+def range_of_busy_shares(estimates: Iterable[StepEstimate]) -> tuple[float, float]:
     """Return the least and the largest share of the cores that others used, over all estimates."""
     shares = []
     for estimate in estimates:
-        shares.extend(estimate.busy)
+        shares.extend(estimate.busy_shares)
     return min(shares), max(shares)
 
 
@@ -305,40 +313,46 @@ def is_about_as_busy(now: float, during: float) -> bool:
     return now / (1 + now) - SAME_LOAD <= during <= now + SAME_LOAD
 
 
-def _cell(
+def _estimate_of_cell(
     group: Sequence[StepObservation], commit: str | None, run_variance: float, busy_variance: float
 ) -> StepEstimate:
-    group = [observation for observation in group if not observation.marks] or group
-    runs = [observation for observation in group if observation.basis is not Basis.probed]
-    commit_runs, commit_observations = (
-        [observation for observation in members if observation.commit == commit]
-        for members in (runs, group)
-    )
-    chosen = commit_runs or commit_observations or runs or list(group)
+    """Estimate the step of a new run of a cell, from the cell's most trusted observations.
+
+    Args:
+        group: all observations of the cell.
+        commit: the commit of the new run.
+        run_variance: variance of the log step between runs that have the machine to themselves.
+        busy_variance: the same between runs next to equally busy programs.
+    """
+    chosen = _most_trusted(group, commit)
     first = chosen[0]
     count = len(chosen)
     marks = unique_marks(observation.marks for observation in chosen)
     is_published = first.basis is Basis.published
     is_other_commit = not is_published and first.commit != commit
-    variance = (
-        run_variance * (1 + 1 / count)
-        + math.fsum(observation.error**2 for observation in chosen) / count**2
-    )
-    variance += (
-        PROBE_SD**2 * (first.basis is Basis.probed)
-        + COMMIT_SD**2 * is_other_commit
-        + PRINTED_SD**2 * is_published
-    )
-    load_variance = max(observation.slowed_sd for observation in chosen) ** 2
-    variance += load_variance
-    slowed = 0.0
+    # A new run varies by the variance between runs. The mean of n runs adds a further n-th of it.
+    runs_factor = 1 + 1 / count
+    # Each mean step also has the standard error of its own run. These errors are independent.
+    step_error_variance = math.fsum(observation.error**2 for observation in chosen) / count**2
+    variance = run_variance * runs_factor + step_error_variance
+    # These differences are common to all observations, so a mean of more does not reduce them.
+    basis_variance = 0.0
+    if first.basis is Basis.probed:
+        basis_variance += PROBE_SD**2
+    if is_other_commit:
+        basis_variance += COMMIT_SD**2
+    if is_published:
+        basis_variance += PRINTED_SD**2
+    variance += basis_variance
+    # Nobody knows how much faster the runs would have been alone.
+    slowdown_variance = max(observation.slowed_sd for observation in chosen) ** 2
+    variance += slowdown_variance
+    load_variance = 0.0
     if LOADED.sign in marks:
-        slowed = max(load_variance + (run_variance - busy_variance) * (1 + 1 / count), 0.0)
-    busy = (
-        min(observation.busy for observation in chosen),
-        max(observation.busy for observation in chosen),
-    )
-    mean = math.fsum(math.log(observation.step_s) for observation in chosen) / count
+        # With the same load, the slowdown is part of the mean. Runs then vary by `busy_variance`.
+        load_variance = max(slowdown_variance + (run_variance - busy_variance) * runs_factor, 0.0)
+    busy_shares = [observation.busy_share for observation in chosen]
+    mean_log_s = math.fsum(math.log(observation.step_s) for observation in chosen) / count
     about = ""
     if is_other_commit:
         about = Message("estimate.other-commit", "another commit")
@@ -346,10 +360,28 @@ def _cell(
         about = Message(
             "estimate.published-for", f"published for {first.machine}", machine=first.machine
         )
-    estimate = StepEstimate(
-        axes(first.setting), first.machine, first.basis, mean, variance, count, about
+    return StepEstimate(
+        setting=axes(first.setting),
+        machine=first.machine,
+        basis=first.basis,
+        log_s=mean_log_s,
+        variance=variance,
+        runs=count,
+        about=about,
+        marks=marks,
+        busy_shares=(min(busy_shares), max(busy_shares)),
+        load_variance=load_variance,
     )
-    return replace(estimate, marks=marks, busy=busy, slowed=slowed)
+
+
+def _most_trusted(group: Sequence[StepObservation], commit: str | None) -> list[StepObservation]:
+    """Return the most trusted observations of a cell, in the order that `cells` gives."""
+    unmarked = [observation for observation in group if not observation.marks]
+    candidates = unmarked or [*group]
+    runs = [observation for observation in candidates if observation.basis is not Basis.probed]
+    commit_runs = [observation for observation in runs if observation.commit == commit]
+    commit_candidates = [observation for observation in candidates if observation.commit == commit]
+    return commit_runs or commit_candidates or runs or candidates
 
 
 def unique_marks(marks: Iterable[str]) -> str:

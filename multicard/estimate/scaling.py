@@ -22,7 +22,7 @@ from multicard.estimate.observations import (
     Basis,
     Cell,
     StepEstimate,
-    spanned_busy,
+    range_of_busy_shares,
     unique_marks,
     without,
 )
@@ -131,10 +131,10 @@ def _cell_by_growth(counts: Mapping[int, StepEstimate], gpus: int, growth: Growt
     # Errors of T(1) and T(2) look like growth, and the model carries it on by this slope.
     slope = (log_growth_beyond_two(growth_2 + 0.01) - log_growth_beyond_two(growth_2)) / 0.01
     variance = _beyond_runs(two) + slope**2 * (_beyond_runs(one) + _beyond_runs(two))
-    slowed = two.slowed + slope**2 * (one.slowed + two.slowed)
+    load_variance = two.load_variance + slope**2 * (one.load_variance + two.load_variance)
     log_s = two.log_s + log_growth_beyond_two(growth_2)
     about = _known_times([1, 2])
-    cell = replace(two, log_s=log_s, variance=variance, about=about, slowed=slowed)
+    cell = replace(two, log_s=log_s, variance=variance, about=about, load_variance=load_variance)
     return _cell_on_gpus(cell, gpus, [one, two], abs(low), abs(high), doubt(min(growth_2, 0.0)))
 
 
@@ -179,10 +179,13 @@ def _cell_on_line(
         log_ratio = share * rise
         sd = RANKS_SD * abs(abscissa(gpus) - abscissa(near))
     variance = (1 + share) ** 2 * counts[near].variance + share**2 * counts[far].variance + sd**2
-    slowed = (1 + share) ** 2 * counts[near].slowed + share**2 * counts[far].slowed
+    near_load_variance = (1 + share) ** 2 * counts[near].load_variance
+    load_variance = near_load_variance + share**2 * counts[far].load_variance
     log_s = counts[near].log_s + log_ratio
     about = _known_times(sorted({near, far}))
-    cell = replace(counts[near], log_s=log_s, variance=variance, about=about, slowed=slowed)
+    cell = replace(
+        counts[near], log_s=log_s, variance=variance, about=about, load_variance=load_variance
+    )
     below = max(abs(clipped), -linear_in_gpus_excess)
     above = max(0.0, linear_in_gpus_excess)
     return _cell_on_gpus(cell, gpus, [counts[near], counts[far]], below, above, doubt(ignored_rise))
@@ -211,4 +214,4 @@ def _cell_on_gpus(
     runs = sum(cell_behind.runs for cell_behind in behind)
     basis = Basis.published if cell.published else Basis.scaled
     cell = replace(cell, setting=setting, runs=runs, basis=basis, below=below, above=above)
-    return replace(cell, marks=marks, busy=spanned_busy(behind))
+    return replace(cell, marks=marks, busy_shares=range_of_busy_shares(behind))

@@ -27,7 +27,7 @@ from multicard.estimate.observations import (
     axes,
     cells,
     differences,
-    spanned_busy,
+    range_of_busy_shares,
     unique_marks,
     without,
 )
@@ -223,9 +223,11 @@ def _across_axis(
     about = _pairs_message(axis, before, after, len(pairs), is_published)
     # The effect may differ between the pairs and the wanted cell as it does between pairs.
     reached = _moved(source, mean, effect_variance * (1 + 1 / count) + measured_variance, about)
-    slowed = math.fsum(cell.slowed for cell in cells) / count**2
-    busy = spanned_busy([source, *cells])
-    reached = replace(reached, busy=busy, slowed=source.slowed + slowed)
+    load_variance = (
+        source.load_variance + math.fsum(cell.load_variance for cell in cells) / count**2
+    )
+    busy_shares = range_of_busy_shares([source, *cells])
+    reached = replace(reached, busy_shares=busy_shares, load_variance=load_variance)
     runs = source.runs + sum(a.runs + b.runs for a, b in pairs)
     basis = Basis.published if is_published else source.basis
     return replace(reached, runs=runs, basis=basis, marks=unique_marks([source.marks, *marks]))

@@ -1,6 +1,6 @@
-"""Explain why a run has no held-out loss in int4, from its ranks' reports.
+"""Note in a rank's report why a run has no held-out loss in int4.
 
-Imports no torch, because the controller uses it too.
+This file imports no torch, because the controller uses it too.
 """
 
 from pathlib import Path
@@ -18,11 +18,14 @@ def problem(error: Exception | Failure, rank: int) -> str:
     return str(Message("llm.int4-failed", sentence, rank=rank, reason=reason))
 
 
-def explains(folder: Path, failure: Failure) -> bool:
-    """Return True if a rank only failed while it scored rows in int4, after the training.
+def note_failed_scoring(folder: Path, failure: Failure) -> bool:
+    """Write the reason to the rank's report if a rank failed while it scored rows in int4.
 
-    The run was then measured. The reason is written to the rank's report, so that the record can
-    always be made from the run folder alone.
+    A rank scores rows in int4 after the training, so the run was measured despite the failure.
+    The report has the reason, so that the record can always be made from the run folder alone.
+
+    Returns:
+        True if the rank failed there. False if it failed elsewhere: no file is changed then.
     """
     failed_report = None
     for report in rank_files.read(folder):

@@ -16,7 +16,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig
 from multicard.config.llm_tokenizers import Llama3TokenizerConfig, Qwen25TokenizerConfig
-from multicard.llm.data import chat
+from multicard.llm.data import chat, stored_templates
 from multicard.llm.data.tokenizer import (
     FILE,
     LLAMA3_VOCABULARY,
@@ -76,7 +76,7 @@ def write(config: LlmConfig, inputs: Path, target: Path) -> None:
         (target / "chat_template.jinja").write_text(template.source, "utf-8")
         _write_named_templates(template.others, target)
     elif isinstance(config.model, HfConfig):
-        template_folder = Path(str(config.model.path)).expanduser() / chat.ADDITIONAL
+        template_folder = Path(str(config.model.path)).expanduser() / stored_templates.ADDITIONAL
         _write_named_templates(
             {path.stem: path.read_text("utf-8") for path in template_folder.glob("*.jinja")}, target
         )
@@ -101,8 +101,8 @@ def _name_class(folder: Path, target: Path) -> None:
 def _write_named_templates(templates: Mapping[str, str], target: Path) -> None:
     """Write templates in addition to the default one, in transformers' layout."""
     for name, source in templates.items():
-        (target / chat.ADDITIONAL).mkdir(exist_ok=True)
-        (target / chat.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
+        (target / stored_templates.ADDITIONAL).mkdir(exist_ok=True)
+        (target / stored_templates.ADDITIONAL / f"{name}.jinja").write_text(source, "utf-8")
 
 
 def special_numbers(config: LlmConfig, inputs: Path) -> dict[str, int]:

@@ -90,6 +90,6 @@ WORKLOAD = Workload(
     unit="tokens",
     free=("dataset.columns",),
     notices=preflight.notices,
-    is_measured_despite=int4_missing.explains,
+    note_failure_after_measurement=int4_missing.note_failed_scoring,
     nccl="cuda:nccl,cpu:gloo",  # torchtune reduces some counts on the host.
 )

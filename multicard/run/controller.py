@@ -157,8 +157,10 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
             )
             say(f"  {message}")
         failure = _run_ranks(run, mirror, peers, cell)
-        if failure is not None and run.workload.is_measured_despite(run.folder, failure):
-            failure = None
+        if failure is not None:
+            is_measured = run.workload.note_failure_after_measurement(run.folder, failure)
+            if is_measured:
+                failure = None
         load = msgspec.convert(run.load.end(), Load)
         if not pauses(run.config):  # In a race other cells run at the same time by design.
             runs_beside = ownership.count_concurrent_runs(

@@ -64,8 +64,8 @@ class Workload:
         free: Groups of the schema, and keys of options, that accept keys of any name.
         notices: Returns what a person should know before a run starts, once it has been checked.
         resumable: True if ranks save a checkpoint when they are asked to stop, and resume from it.
-        is_measured_despite: Returns True if the run in a folder was measured to its end although a
-            failure ended a rank afterwards.
+        note_failure_after_measurement: Returns True if the run in a folder was measured to its end
+            before a failure ended a rank. It then writes the reason to the rank's report.
         named: By group, the options that have no file, and that a library names instead.
     """
 
@@ -95,7 +95,7 @@ class Workload:
     has_room: Callable[[Any, Placement], None] = lambda config, placement: None
     repeated: Callable[[Any], RepeatedImages | None] = lambda config: None
     notices: Callable[[Any], list[Message]] = lambda config: []
-    is_measured_despite: Callable[[Path, Failure], bool] = lambda folder, failure: False
+    note_failure_after_measurement: Callable[[Path, Failure], bool] = lambda folder, failure: False
     named: Mapping[str, Named] = field(default_factory=dict)
 
     def preloaded(self, device: str) -> list[str]:

@@ -1,29 +1,50 @@
-"""Attributes batches to the steps that train on them, even if a loader reads ahead.
+"""Attributes each batch to the step that trained on it, even if a loader reads ahead.
 
-A batch is handed out before the step that trains on it. How long before depends on the loader. Some
-loaders hold one batch back, because they know which batch is the last: those of Accelerate, and so
-of Hugging Face's Trainer, TRL and diffusers. Prefetchers hold back one or several, and copy them
-while the model computes. Calls of backward show it. No call comes between the first batches of such
-a pass, and some calls come after the pass has ended. They also say when a batch is trained on.
+The hooks only see the order of three events: a loader hands out a batch, the script calls backward,
+and a step of the optimizer ends. A batch has usually been trained on by the first call of backward
+after it. A loader that reads ahead needs more: here a loader holds one batch back, because it wants
+to know which batch is the last. Accelerate does this, and so do Hugging Face's Trainer, TRL and
+diffusers. Prefetchers hold back one batch or several, and copy them while the model computes.
 
-A pass that is left before its end may leave batches that nobody trains on: a look by
-`next(iter(loader))`, or the batch at which a loop breaks. No call of backward comes after them
-before the same loader is drawn from in another pass.
+    batch 0, batch 1 | call 1, step 0 | batch 2 | call 2, step 1 | end of pass | call 3, step 2
 
-A script may skip a batch, too:
+Call 1 trains on batch 0, call 2 on batch 1, and call 3 on batch 2. Two facts show that this loader
+reads ahead: no call comes between its first two batches, and a call follows the end of its pass.
 
-- Nobody trained on the batches that no call followed before the pass ended.
-- A call may come after two batches, though it usually comes after one. Then one of them was skipped
-  or its loss was added: nobody knows.
-- If a call usually comes after two, `contributions.py` has watched some of them.
-- A step with more calls than usual is unknown: gradients may have been cleared before it.
-- So is a step from which a loader is missing that stood beside another until its pass ended: the
-  script may have kept the batches.
+The terms of this file:
 
-Batches that another thread draws are trained on in their order, or nobody knows: see `streams.py`.
+- A call is a call of backward. Calls are numbered from 1.
+- A place is the number of a batch among all batches that the script was handed out, from 0.
+- A source is the object that batches are drawn from. A pass is one iteration over it.
+- The depth of a pass is the number of batches that its loader reads ahead: 1 in the example.
+- A gap is the time between two successive calls. Batches of one pass may share a gap.
+- The reach of a pass says whether its batches reached a loss. `contributions.py` watches a few
+  steps to find out.
 
-If batches do not fit into memory, a script may begin again with smaller ones. The batches of the
-failed attempt since its last step were not trained on, even if backward was called.
+The attribution has these parts:
+
+1. Find the call that first trains on each batch: `streams.py` for batches that another thread
+   draws, `_infer_first_calls` for the others.
+2. Find the step of that call, and drop the batches that nobody trained on (`_trained_batches`).
+3. Drop batches whose gradients were cleared before a step (`_drop_cleared_batches`).
+4. Add up the samples of each step, and mark the steps that the calls do not explain.
+
+Nobody trained on a batch in these cases:
+
+- No call followed before the pass ended.
+- The script left the pass: it looked at a batch with `next(iter(loader))`, or broke out of its
+  loop. No call comes after the last batch before the same loader is drawn from in another pass.
+- An attempt failed. If batches do not fit into memory, a script may begin again with smaller ones.
+  The batches of the failed attempt since its last step then do not count, even with a call.
+
+The samples of a step are unknown in these cases:
+
+- A call usually follows one batch, and here it followed two. The script skipped one or added its
+  loss, and the calls look the same.
+- A call usually follows two batches, and their reach is not known.
+- The step has more batches and more calls than usual. Gradients may have been cleared before it.
+- A loader is missing that accompanied another one until its own pass ended. The script may have
+  kept the batches.
 """
 
 from collections import defaultdict
@@ -43,47 +64,49 @@ from multicard.script.streams import in_turn
 
 @dataclass(eq=False)
 class _TrainedBatches:
-    """What the batches of a pass were for.
+    """The batches of one pass that were trained on, with their steps and calls.
 
     Attributes:
-        of_training: a flag for each batch of the pass: it is trained on.
-        steps: the step of each batch that is trained on.
-        trained_by: the call of backward, from 1, of each batch that is trained on.
-        reads_ahead: `steps` follow from the calls, since the batches were handed out before.
+        is_trained: a flag for each batch of the pass. The other arrays have one entry for each
+            batch whose flag is set.
+        steps: the step that trains on the batch, from 0.
+        first_calls: the first call that trains on the batch.
+        reads_ahead: `first_calls` were inferred, because the batches were handed out earlier.
     """
 
     data_pass: Pass
-    of_training: np.ndarray
+    is_trained: np.ndarray
     steps: np.ndarray
-    trained_by: np.ndarray
+    first_calls: np.ndarray
     reads_ahead: bool
 
 
 def attribute(
     passes: Sequence[Pass], ends: Sequence[StepEnd], total_calls: int = 0, is_stopped: bool = False
 ) -> StepData:
-    """Return what each step trained on.
+    """Return the samples, batches and calls of each step.
 
     Args:
         passes: the passes that training draws from, in the order of their first batches.
         ends: the ends of the steps, in order.
-        total_calls: calls of backward, including those after the last step.
+        total_calls: calls in the whole run, including those after the last step.
         is_stopped: the run was stopped before its end.
     """
-    backwards = np.array([end.backwards for end in ends], dtype=np.int64)
-    calls = np.diff(backwards, prepend=0)
-    calls_tell = bool(2 * (calls > 0).sum() > len(ends))
-    total_calls = max(total_calls, int(backwards[-1]) if len(ends) else 0)
-    in_threads = in_turn(passes, total_calls, is_stopped)
-    is_known = in_threads is not None and (calls_tell or not in_threads)
-    trained = _trained_batches(passes, ends, calls_tell, in_threads or {}, total_calls)
-    if calls_tell:
-        calls = backwards - np.maximum(
-            _without_cleared(trained, ends), np.append(0, backwards[:-1])
-        )
-    data = _added_up(trained, calls)
-    if calls_tell:
-        _doubt(data, trained)
+    calls_before_end = np.array([end.backwards for end in ends], dtype=np.int64)
+    calls = np.diff(calls_before_end, prepend=0)
+    # If most steps show no call, the order of batches alone decides.
+    has_calls = bool(2 * (calls > 0).sum() > len(ends))
+    total_calls = max(total_calls, int(calls_before_end[-1]) if len(ends) else 0)
+    thread_calls = in_turn(passes, total_calls, is_stopped)
+    is_known = thread_calls is not None and (has_calls or not thread_calls)
+    trained_batches = _trained_batches(passes, ends, has_calls, thread_calls or {}, total_calls)
+    if has_calls:
+        last_cleared_calls = _drop_cleared_batches(trained_batches, ends)
+        calls_before_step = np.append(0, calls_before_end[:-1])
+        calls = calls_before_end - np.maximum(last_cleared_calls, calls_before_step)
+    data = _add_up_steps(trained_batches, calls)
+    if has_calls:
+        _mark_doubtful_steps(data, trained_batches)
     if passes:
         data.unknown |= (calls > 0) & (data.batches == 0)
     if not is_known:
@@ -96,226 +119,279 @@ def attribute(
 def _trained_batches(
     passes: Sequence[Pass],
     ends: Sequence[StepEnd],
-    calls_tell: bool,
-    in_threads: Mapping[int, np.ndarray],
+    has_calls: bool,
+    thread_calls: Mapping[int, np.ndarray],
     total_calls: int,
 ) -> list[_TrainedBatches]:
     """Find the batches of each pass that are trained on.
 
     Args:
-        calls_tell: most steps have a call of backward.
-        in_threads: for passes that another thread draws from, the calls that train on their
-            batches, by the number of the pass.
-        total_calls: calls of backward in the whole run.
+        has_calls: most steps have a call.
+        thread_calls: the first calls for the batches of a pass that another thread draws from, by
+            the number of the pass.
+        total_calls: calls in the whole run.
     """
-    backwards = np.array([end.backwards for end in ends], dtype=np.int64)
-    handed_out = np.array([end.handed_out for end in ends], dtype=np.int64)
-    following = _next_training(passes, int(backwards[-1]) if len(ends) else 0)
-    consumed_by = _consumption(passes, following, in_threads)
-    left_at = last_calls_of_left_passes(passes) if calls_tell else [None] * len(passes)
-    failed_at = next_attempts_of_failed_passes(passes)
-    trained = []
+    calls_before_end = np.array([end.backwards for end in ends], dtype=np.int64)
+    batches_before_end = np.array([end.handed_out for end in ends], dtype=np.int64)
+    calls_before_next = _calls_before_next_batch(
+        passes, int(calls_before_end[-1]) if len(ends) else 0
+    )
+    inferred_calls_by_pass = _infer_first_calls(passes, calls_before_next, thread_calls)
+    last_calls = last_calls_of_left_passes(passes) if has_calls else [None] * len(passes)
+    retry_places = next_attempts_of_failed_passes(passes)
+    trained_batches = []
     for number, data_pass in enumerate(passes):
-        by = consumed_by[number]
-        last_call = left_at[number]
-        failed = failed_at[number]
-        trains = np.frombuffer(bytes(data_pass.trains), dtype=np.uint8) > 0
-        trained_by = np.array(data_pass.backwards) + 1 if by is None else by
-        if by is None:
-            steps = np.searchsorted(handed_out, np.array(data_pass.places), side="right")
+        inferred_calls = inferred_calls_by_pass[number]
+        last_call = last_calls[number]
+        retry_place = retry_places[number]
+        is_trained = np.frombuffer(bytes(data_pass.trains), dtype=np.uint8) > 0
+        if inferred_calls is None:
+            first_calls = np.array(data_pass.backwards) + 1
+            steps = np.searchsorted(batches_before_end, np.array(data_pass.places), side="right")
         else:
-            steps = np.searchsorted(backwards, by, side="left")
+            first_calls = inferred_calls
+            steps = np.searchsorted(calls_before_end, inferred_calls, side="left")
             # A pass belongs to one loop: its last batches may follow the last known step.
-            trains |= trains.any()
+            is_trained |= is_trained.any()
         if last_call is not None:
-            trains &= trained_by <= last_call
-        elif calls_tell and by is None and data_pass.ended is None:
-            trains &= trained_by <= total_calls  # The run ended before a call followed.
-        if failed is not None:
-            trains &= steps < np.searchsorted(handed_out, failed, side="right")
-        if calls_tell and by is None and data_pass.ended is not None:
+            is_trained &= first_calls <= last_call
+        elif has_calls and inferred_calls is None and data_pass.ended is None:
+            is_trained &= first_calls <= total_calls  # The run ended before a call followed.
+        if retry_place is not None:
+            is_trained &= steps < np.searchsorted(batches_before_end, retry_place, side="right")
+        if has_calls and inferred_calls is None and data_pass.ended is not None:
             # Nobody trained on batches that no call follows.
-            trains &= trained_by <= max(data_pass.ended[0], following[number])
-        trained.append(
-            _TrainedBatches(data_pass, trains, steps[trains], trained_by[trains], by is not None)
+            is_trained &= first_calls <= max(data_pass.ended.calls, calls_before_next[number])
+        trained_batches.append(
+            _TrainedBatches(
+                data_pass,
+                is_trained,
+                steps[is_trained],
+                first_calls[is_trained],
+                reads_ahead=inferred_calls is not None,
+            )
         )
-    return trained
+    return trained_batches
 
 
-def _without_cleared(trained: Sequence[_TrainedBatches], ends: Sequence[StepEnd]) -> np.ndarray:
-    """Leave out batches whose gradients were cleared before a step of other batches.
+def _drop_cleared_batches(
+    trained_batches: Sequence[_TrainedBatches], ends: Sequence[StepEnd]
+) -> np.ndarray:
+    """Drop the batches whose gradients were cleared before their step, from `trained_batches`.
 
-    A batch with further calls after that is trained on.
+    The entries of `trained_batches` are changed in place. If the first calls of all batches of a
+    step come before the clearing, its later calls are for the same batches, as with the
+    discriminator and the generator of a GAN. The batches of such a step stay.
 
     Returns:
-        For each step, the last call whose gradients it does not have (steps,).
+        For each step, the last call whose gradients it does not have, or 0 (steps,).
     """
     count = len(ends)
-    latest = np.zeros(count + 1, dtype=np.int64)
-    for each in trained:
-        np.maximum.at(latest, each.steps, each.trained_by)
-    cleared = np.array([*(end.cleared for end in ends), 0], dtype=np.int64)
-    cleared[latest <= cleared] = 0
-    for each in trained:
-        is_kept = each.trained_by > cleared[each.steps]
-        each.of_training[np.flatnonzero(each.of_training)[~is_kept]] = False
-        each.steps, each.trained_by = each.steps[is_kept], each.trained_by[is_kept]
-    return cleared[:count]
+    # The last entry belongs to batches that are trained on after the last step.
+    last_first_calls = np.zeros(count + 1, dtype=np.int64)
+    for batches in trained_batches:
+        np.maximum.at(last_first_calls, batches.steps, batches.first_calls)
+    cleared_calls = np.array([*(end.cleared for end in ends), 0], dtype=np.int64)
+    cleared_calls[last_first_calls <= cleared_calls] = 0
+    for batches in trained_batches:
+        is_kept = batches.first_calls > cleared_calls[batches.steps]
+        dropped_numbers = np.flatnonzero(batches.is_trained)[~is_kept]
+        batches.is_trained[dropped_numbers] = False
+        batches.steps = batches.steps[is_kept]
+        batches.first_calls = batches.first_calls[is_kept]
+    return cleared_calls[:count]
 
 
-def _added_up(trained: Sequence[_TrainedBatches], calls: np.ndarray) -> StepData:
+def _add_up_steps(trained_batches: Sequence[_TrainedBatches], calls: np.ndarray) -> StepData:
     """Add up the samples and batches of each step."""
     count = len(calls)
-    samples, batches = (np.zeros(count, dtype=np.int64) for _ in range(2))
+    samples = np.zeros(count, dtype=np.int64)
+    batch_counts = np.zeros(count, dtype=np.int64)
     unknown = np.zeros(count, dtype=bool)
-    for each in trained:
-        for step, size in zip(
-            each.steps, np.array(each.data_pass.sizes)[each.of_training], strict=True
-        ):
+    for batches in trained_batches:
+        sizes = np.array(batches.data_pass.sizes)[batches.is_trained]
+        for step, size in zip(batches.steps, sizes, strict=True):
             if step == count:
                 continue  # The batch was read ahead when the run ended.
-            batches[step] += 1
+            batch_counts[step] += 1
             unknown[step] |= size == UNKNOWN
             samples[step] += max(0, size)
-    return StepData(samples, batches, unknown, calls)
+    return StepData(samples, batch_counts, unknown, calls)
 
 
-def _doubt(data: StepData, trained: Sequence[_TrainedBatches]) -> None:
-    """Mark the steps for which calls of backward do not show what they trained on."""
+def _mark_doubtful_steps(data: StepData, trained_batches: Sequence[_TrainedBatches]) -> None:
+    """Mark the steps whose calls do not show which batches they trained on, in place."""
     count = len(data.calls)
     unknown = data.unknown
     unknown |= has_more(data.batches, data.calls)
     unknown |= lacks_a_source(
-        [each.data_pass for each in trained], [each.steps for each in trained], count
+        [batches.data_pass for batches in trained_batches],
+        [batches.steps for batches in trained_batches],
+        count,
     )
+    # A call that follows more batches of a source than usual may have skipped some.
     by_source = defaultdict[int, list[_TrainedBatches]](list)
-    for each in trained:
-        if not each.data_pass.in_thread:
-            by_source[id(each.data_pass.source)].append(each)
-    for of_source in by_source.values():
-        trained_by = np.concatenate([each.trained_by for each in of_source])
-        doubtful = np.concatenate([each.steps for each in of_source])[shares_call(trained_by)]
-        unknown[doubtful[doubtful < count]] = True
-    skipping = np.zeros(count, dtype=bool)
-    for each in trained:
-        reach = each.data_pass.reach
-        if each.data_pass.in_thread or reach is Reach.every:
+    for batches in trained_batches:
+        if not batches.data_pass.in_thread:
+            by_source[id(batches.data_pass.source)].append(batches)
+    for source_batches in by_source.values():
+        first_calls = np.concatenate([batches.first_calls for batches in source_batches])
+        steps = np.concatenate([batches.steps for batches in source_batches])
+        doubtful_steps = steps[shares_call(first_calls)]
+        unknown[doubtful_steps[doubtful_steps < count]] = True
+    may_skip = np.zeros(count, dtype=bool)
+    for batches in trained_batches:
+        reach = batches.data_pass.reach
+        if batches.data_pass.in_thread or reach is Reach.every:
             continue
+        # Reach.some and Reach.none were watched: a batch reached no loss. A reach of None was not.
         data.skips |= reach in (Reach.some, Reach.none)
-        several = each.steps[share_a_gap(each.data_pass, each.reads_ahead)[each.of_training]]
         if reach in (Reach.none, Reach.unsure):
-            several = each.steps
-        several = several[several < count]
-        if reach is None:
-            several = several[data.calls[several] < data.batches[several]]
-        skipping[several] = True
-    unknown |= skipping
-    data.batches[skipping] = 0
+            candidates = batches.steps  # Any step of the pass may have skipped its batch.
+        else:
+            in_shared_gap = share_a_gap(batches.data_pass, batches.reads_ahead)
+            candidates = batches.steps[in_shared_gap[batches.is_trained]]
+        candidates = candidates[candidates < count]
+        if reach is None:  # A step with a call for each batch skipped none, as far as is known.
+            candidates = candidates[data.calls[candidates] < data.batches[candidates]]
+        may_skip[candidates] = True
+    unknown |= may_skip
+    data.batches[may_skip] = 0
 
 
-def _consumption(
-    passes: Sequence[Pass], nexts: Sequence[int], in_threads: Mapping[int, np.ndarray]
+def _infer_first_calls(
+    passes: Sequence[Pass],
+    calls_before_next: Sequence[int],
+    thread_calls: Mapping[int, np.ndarray],
 ) -> list[np.ndarray | None]:
-    """Return the call of backward, from 1, that first trains on each batch of each pass.
+    """Return the call that first trains on each batch of each pass.
 
-    An entry is None if the batches of its pass are trained on as they are handed out.
+    An entry is None if the loader of the pass does not read ahead. Each batch is then trained on
+    by the first call after it.
 
     Args:
-        nexts: for each pass, the calls of backward before the first batch that was handed out
+        calls_before_next: for each pass, the calls before the first batch that was handed out
             after the pass had ended.
+        thread_calls: see `_trained_batches`.
     """
-    consumed_by = dict(in_threads)
-    depths = defaultdict[int, list[int]](list)  # The depths of whole passes, by source.
-    for number, (data_pass, next_backwards) in enumerate(zip(passes, nexts, strict=True)):
-        if data_pass.ended is not None and any(data_pass.trains) and not data_pass.in_thread:
-            consumed = (
-                None if data_pass.holds_back is False else _of_whole_pass(data_pass, next_backwards)
-            )
-            if consumed is not None:
-                consumed_by[number] = consumed
-            depths[id(data_pass.source)].append(0 if consumed is None else _depth(data_pass) or 1)
+    inferred_calls = dict(thread_calls)
+    # A pass that was left shows less, so it reads ahead as the ended passes of its source did.
+    depths_by_source = defaultdict[int, list[int]](list)
     for number, data_pass in enumerate(passes):
-        if data_pass.ended is None and any(data_pass.trains) and not data_pass.in_thread:
-            known = depths[id(data_pass.source)]
-            depth = _depth(data_pass)
-            if depth is None or (known and not max(known)):
-                depth = known[-1] if known else 0
-            if depth and len(data_pass.places) > depth:
-                consumed_by[number] = _after(data_pass, depth)
-    return [consumed_by.get(number) for number in range(len(passes))]
+        if data_pass.ended is None or not any(data_pass.trains) or data_pass.in_thread:
+            continue
+        first_calls = None
+        if data_pass.holds_back is not False:
+            first_calls = _first_calls_of_ended_pass(data_pass, calls_before_next[number])
+        depth = 0
+        if first_calls is not None:
+            inferred_calls[number] = first_calls
+            depth = _depth(data_pass) or 1
+        depths_by_source[id(data_pass.source)].append(depth)
+    for number, data_pass in enumerate(passes):
+        if data_pass.ended is not None or not any(data_pass.trains) or data_pass.in_thread:
+            continue
+        known_depths = depths_by_source[id(data_pass.source)]
+        depth = _depth(data_pass)
+        if depth is None or (known_depths and not max(known_depths)):
+            depth = known_depths[-1] if known_depths else 0
+        if depth and len(data_pass.places) > depth:
+            inferred_calls[number] = _first_calls_at_depth(data_pass, depth)
+    return [inferred_calls.get(number) for number in range(len(passes))]
 
 
-def _next_training(passes: Sequence[Pass], total: int) -> list[int]:
-    """Return the calls of backward before the first batch after the end of each pass."""
-    drawn = []
+def _calls_before_next_batch(passes: Sequence[Pass], total_calls: int) -> list[int]:
+    """Return, for each pass, the calls before the first batch of any pass after its end.
+
+    Only batches that are trained on count. If there is none, or if the pass was left, the entry is
+    `total_calls`.
+    """
+    draws = []
     for data_pass in passes:
         batches = zip(data_pass.places, data_pass.backwards, data_pass.trains, strict=True)
-        drawn.extend((place, backwards) for place, backwards, trains in batches if trains)
-    drawn.sort()
-    places = np.array([place for place, _ in drawn], dtype=np.int64)
-    following = []
+        draws.extend((place, calls) for place, calls, is_trained in batches if is_trained)
+    draws.sort()
+    places = np.array([place for place, _ in draws], dtype=np.int64)
+    calls_before_next = []
     for data_pass in passes:
-        place = (
-            np.searchsorted(places, data_pass.ended[1])
-            if data_pass.ended is not None
-            else len(drawn)
-        )
-        following.append(drawn[place][1] if place < len(drawn) else total)
-    return following
+        calls = total_calls
+        if data_pass.ended is not None:
+            next_draw = np.searchsorted(places, data_pass.ended.handed_out)
+            if next_draw < len(draws):
+                calls = draws[next_draw][1]
+        calls_before_next.append(calls)
+    return calls_before_next
 
 
-def _of_whole_pass(data_pass: Pass, next_backwards: int) -> np.ndarray | None:
-    """As `_consumption`, for a pass whose loader ended."""
+def _first_calls_of_ended_pass(data_pass: Pass, calls_before_next: int) -> np.ndarray | None:
+    """Return the first call for each batch of a pass that ended; None if it does not read ahead.
+
+    In the module's example, 0, 0 and 1 calls come before the three batches, 2 before the end, and 3
+    before the next batch. The result is 1, 2, 3.
+    """
     assert data_pass.ended is not None
     count = len(data_pass.places)
-    first = data_pass.backwards[0]
-    end = data_pass.ended[0]
-    reads_ahead = sum(each == first for each in data_pass.backwards) > 1 or (
-        count == 1 and end == first
-    )
-    if not reads_ahead or next_backwards == end:  # Nothing was trained on after the end.
-        return None
+    calls_before_first = data_pass.backwards[0]
+    calls_before_end = data_pass.ended.calls
+    batches_before_any_call = sum(calls == calls_before_first for calls in data_pass.backwards)
+    is_one_batch_ahead = count == 1 and calls_before_end == calls_before_first
+    if batches_before_any_call == 1 and not is_one_batch_ahead:
+        return None  # A call follows the first batch at once.
+    if calls_before_next == calls_before_end:
+        return None  # No call follows the end, so no batch was held back.
     order = np.arange(count)
-    calls, rest = divmod(next_backwards - first, count)
-    if end == first:  # All batches were there before the first was trained on.
-        return first + order + 1
-    consumed = first + calls * order + 1
-    if calls and not rest and bool((consumed > np.array(data_pass.backwards)).all()):
-        return consumed
+    calls_per_batch, remainder = divmod(calls_before_next - calls_before_first, count)
+    if calls_before_end == calls_before_first:
+        return calls_before_first + order + 1  # All batches came before the first call.
+    first_calls = calls_before_first + calls_per_batch * order + 1
+    is_after_batch = bool((first_calls > np.array(data_pass.backwards)).all())
+    if calls_per_batch and not remainder and is_after_batch:
+        return first_calls  # Each batch has the same number of calls, as in the example.
+    # Some batch was skipped, or several share a call: only the depth is left as a clue.
     depth = _depth(data_pass)
-    # The batches of a step are drawn at once, so the end is seen before the last is trained on.
     if depth == 0:
+        # A step draws all its batches at once, so the end is seen before the last call.
         return None
-    return _after(data_pass, 1 if depth is None else depth)
+    return _first_calls_at_depth(data_pass, 1 if depth is None else depth)
 
 
 def _depth(data_pass: Pass) -> int | None:
-    """Return how many batches a pass was ahead; None if there was only one call of backward.
+    """Return how many batches a pass was ahead; None if all batches came in one gap.
 
-    These are the batches before the first call, minus the usual number before a later one.
+    The depth is the number of batches before the first call, minus the usual number in a later gap.
+    If 0, 0 and 1 calls come before three batches, it is 2 - 1 = 1.
     """
-    values, counts = np.unique(np.array(data_pass.backwards), return_counts=True)
-    if len(values) < 2:
+    gaps, batches_in_gap = np.unique(np.array(data_pass.backwards), return_counts=True)
+    if len(gaps) < 2:
         return None
-    usual = int(np.bincount(counts[1:]).argmax())
-    return max(0, int(counts[0]) - usual)
+    usual = int(np.bincount(batches_in_gap[1:]).argmax())
+    return max(0, int(batches_in_gap[0]) - usual)
 
 
-def _after(data_pass: Pass, depth: int) -> np.ndarray:
-    """Return the call that trains on each batch: the first after `depth` further batches.
+def _first_calls_at_depth(data_pass: Pass, depth: int) -> np.ndarray:
+    """Return the first call for each batch of a pass whose loader is `depth` batches ahead.
 
-    The last batches are trained on after the end, one after the other. NEVER if nobody knows.
+    A batch is trained on by the first call after `depth` further batches. The last `depth` batches
+    are trained on after the end, one after the other. If 0, 0 and 1 calls come before three
+    batches, the depth is 1, and 2 calls come before the end, then batches 1 and 2 give the calls
+    0 + 1 and 1 + 1 for batches 0 and 1. Batch 2 gets the first call after the end, 2 + 1.
+
+    If the pass was left, the last `depth` batches get NEVER.
     """
-    backwards = np.array(data_pass.backwards, dtype=np.int64)
+    calls_before_batch = np.array(data_pass.backwards, dtype=np.int64)
+    earlier_calls = calls_before_batch[depth:] + 1
+    held_count = min(depth, len(calls_before_batch))
     if data_pass.ended is None:
-        return np.append(backwards[depth:] + 1, np.full(min(depth, len(backwards)), NEVER))
-    end = data_pass.ended[0]
-    ahead = max(1, len(backwards) - depth)
-    spent = end - int(backwards[0])
-    order = np.arange(min(depth, len(backwards)))
-    # A call trains on several batches, for instance if one rank draws those of all ranks.
-    if 0 < spent < ahead:
-        last = end + 1 + order // max(1, round(ahead / spent))
+        return np.append(earlier_calls, np.full(held_count, NEVER))
+    calls_before_end = data_pass.ended.calls
+    trained_before_end = max(1, len(calls_before_batch) - depth)
+    calls_in_pass = calls_before_end - int(calls_before_batch[0])
+    order = np.arange(held_count)
+    if 0 < calls_in_pass < trained_before_end:
+        # A call trains on several batches, for instance if one rank draws them for all ranks.
+        batches_per_call = max(1, round(trained_before_end / calls_in_pass))
+        held_calls = calls_before_end + 1 + order // batches_per_call
     else:
-        last = end + 1 + max(1, round(spent / ahead)) * order
-    return np.append(backwards[depth:] + 1, last)
+        calls_per_batch = max(1, round(calls_in_pass / trained_before_end))
+        held_calls = calls_before_end + 1 + calls_per_batch * order
+    return np.append(earlier_calls, held_calls)

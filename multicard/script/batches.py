@@ -9,7 +9,7 @@ import torch
 
 from multicard.script.attribution import attribute
 from multicard.script.contributions import Contributions
-from multicard.script.passes import UNKNOWN, Pass, StepData, StepEnd
+from multicard.script.passes import UNKNOWN, Pass, PassEnd, StepData, StepEnd
 from multicard.script.sizes import samples
 
 MOST_SOURCES = 16  # So many sources that joined the training before are remembered.
@@ -209,7 +209,7 @@ class Draws:
     def _end_pass(self, data_pass: Pass, handed_out: int) -> None:
         source = data_pass.source
         if data_pass.ended is None:
-            data_pass.ended = (self.backwards, self._handed_out)
+            data_pass.ended = PassEnd(self.backwards, self._handed_out)
         if source in self._known:
             self._drop_ended(source)
         self._ended.append(source)

@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,17 +16,33 @@ def _numbers() -> "array[int]":
 
 
 class Reach(Enum):
-    """Which of the watched batches reached a loss."""
+    """Which of the watched batches of a source reached a loss.
+
+    `Reach.none` is a finding: no watched batch reached a loss. A `Pass.reach` of None means that
+    nobody watched.
+    """
 
     every = auto()
     some = auto()
     none = auto()
-    unsure = auto()  # Other batches at another time.
+    unsure = auto()  # Later observations contradict earlier ones.
 
     @classmethod
     def of(cls, reached: int, count: int) -> "Reach":
         """Return the member for `reached` of `count` batches."""
         return cls.every if reached == count else cls.some if reached else cls.none
+
+
+class PassEnd(NamedTuple):
+    """The moment at which a loader had no further batch.
+
+    Fields:
+        calls: calls of backward before it.
+        handed_out: batches of all loaders that were handed out before it.
+    """
+
+    calls: int
+    handed_out: int
 
 
 @dataclass(slots=True, eq=False)
@@ -41,11 +57,10 @@ class Pass:
         trains: 1 for a batch that is trained on, 0 for any other.
         in_thread: the batches are drawn by another thread than the one that trains.
         begun_at: if `in_thread`, the steps that had ended when the pass began.
-        ended: calls of backward, and batches of all loaders, before this loader had no further
-            batch; None if the pass was left before.
+        ended: when the loader had no further batch; None if the pass was left before.
         workers: processes that collate the batches of a stream, each of which may end with a
             smaller one; None for other data.
-        reach: which batches were trained on, if a step has several; None if nobody knows.
+        reach: which batches reached a loss; None if nobody watched.
         holds_back: a batch may be trained on later than by the first call after it; None if nobody
             knows.
     """
@@ -57,7 +72,7 @@ class Pass:
     trains: bytearray = field(default_factory=bytearray)
     in_thread: bool = False
     begun_at: int = 0
-    ended: tuple[int, int] | None = None
+    ended: PassEnd | None = None
     workers: int | None = None
     reach: Reach | None = None
     holds_back: bool | None = None

@@ -105,7 +105,7 @@ def prepare(loop: Loop, test_samples: int, loaders: Sequence[Input] = ()) -> flo
         full_batches, last_batch_size = divmod(len(share.sampler), share.batch_size)
         # The smaller last batch trains without DDP: other ranks may not have one.
         if full_batches % share.batches_per_step == share.turn:
-            train_on_zeros(loop, share.evaluated, last_batch_size)
+            train_on_zeros(loop, share.evaluation_model, last_batch_size)
         evaluate_zeros(loop, test_samples % share.batch_size)
     with torch.no_grad():
         for buffer, buffer_before in zip(share.plain.buffers(), buffers, strict=True):
@@ -128,8 +128,8 @@ def train_on_zeros(loop: Loop, model: nn.Module, size: int) -> None:
 def evaluate_zeros(loop: Loop, size: int) -> None:
     """Evaluate `size` images of zeros. Do nothing if size is 0."""
     if size:
-        loop.share.evaluated.eval()
-        loop.outputs(loop.share.evaluated, zero_images(loop, size))
+        loop.share.evaluation_model.eval()
+        loop.outputs(loop.share.evaluation_model, zero_images(loop, size))
 
 
 def zero_images(loop: Loop, size: int) -> torch.Tensor:

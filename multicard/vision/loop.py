@@ -230,7 +230,7 @@ class Loop:
         Returns:
             The figures, and `diverged`, which is True if the training loss of any rank diverged.
         """
-        model = self.share.evaluated
+        model = self.share.evaluation_model
         started_s = timing.clock_s()
         self.ranges.open("evaluate")
         self.progress.post(evaluating=True)
@@ -265,7 +265,7 @@ class Loop:
         """Evaluate batches, and add their loss, right answers and samples to the first `sums`."""
         for batch in batches:
             images, labels = self.move(batch, counts)
-            outputs = self.outputs(self.share.evaluated, images)
+            outputs = self.outputs(self.share.evaluation_model, images)
             sums[0] += cross_entropy(outputs.double(), labels, reduction="sum")
             sums[1] += (outputs.argmax(dim=1) == labels).sum()
             sums[2] += len(labels)

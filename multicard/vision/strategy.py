@@ -49,7 +49,7 @@ class Share:
     turn: int = 0
 
     @property
-    def evaluated(self) -> "nn.Module":
+    def evaluation_model(self) -> "nn.Module":
         """The model to evaluate with. It runs on all devices of this rank, without other ranks."""
         return self.model if len(self.devices) > 1 else self.plain
 
@@ -66,9 +66,10 @@ class Share:
         """
         return self.distinct * self.batches_per_step / (len(self.sampler) * ranks)
 
-    def loaded(self, steps: int) -> int:
-        """Return the samples that this rank loads in the first `steps` steps, all with full
-        batches.
+    def loaded_samples(self, steps: int) -> int:
+        """Return the samples that this rank loads in the first `steps` steps.
+
+        All of these steps have full batches.
         """
         return steps * self.batches_per_step * self.batch_size
 
@@ -84,7 +85,8 @@ class Traffic:
         evaluations: Evaluations of the test set.
         parameters, gradients, buffers: Sizes in bytes.
         statistics: Bytes of the floating-point buffers.
-        trained, evaluated: Number of batches that rank 0 had, by batch size.
+        training_batches: Number of batches that rank 0 trained on, by batch size.
+        evaluation_batches: Number of batches that rank 0 evaluated, by batch size.
         image_bytes, output_bytes: Bytes of one image as the model takes it, and of its outputs.
     """
 
@@ -96,8 +98,8 @@ class Traffic:
     gradients: int
     buffers: int
     statistics: int
-    trained: Mapping[int, int] = field(default_factory=dict)
-    evaluated: Mapping[int, int] = field(default_factory=dict)
+    training_batches: Mapping[int, int] = field(default_factory=dict)
+    evaluation_batches: Mapping[int, int] = field(default_factory=dict)
     image_bytes: int = 0
     output_bytes: int = 0
 
@@ -215,18 +217,18 @@ def replicated(
     from torch.nn import SyncBatchNorm, parallel
 
     options = config.strategy
-    trained = model
+    trained_model = model
     assert isinstance(options, DdpConfig)
     if rank.world_size > 1:
         if options.sync_batchnorm:
             model = SyncBatchNorm.convert_sync_batchnorm(model)
-        trained = parallel.DistributedDataParallel(
+        trained_model = parallel.DistributedDataParallel(
             model,
             device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
             bucket_cap_mb=options.bucket_cap_mb,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
         )
-    return Share(trained, model, [rank.device], sampler, config.batch_size, samples, **rounds)
+    return Share(trained_model, model, [rank.device], sampler, config.batch_size, samples, **rounds)
 
 
 def ddp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int] | None:
@@ -261,15 +263,15 @@ def dp_received(config: VisionConfig, traffic: Traffic) -> dict[str, int]:
     all parameters and buffers to each further GPU, also in evaluation. Gather: the outputs. Reduce:
     the gradients of all parameters, which are zeros for frozen ones.
     """
-    trained = formulas.on_further_gpus(traffic.trained, config.gpus)
-    evaluated = formulas.on_further_gpus(traffic.evaluated, config.gpus)
-    images = trained.samples + evaluated.samples
-    replicas = trained.replicas + evaluated.replicas
+    training = formulas.on_further_gpus(traffic.training_batches, config.gpus)
+    evaluation = formulas.on_further_gpus(traffic.evaluation_batches, config.gpus)
+    images = training.samples + evaluation.samples
+    replicas = training.replicas + evaluation.replicas
     return {
-        "scatter": images * traffic.image_bytes + trained.samples * traffic.output_bytes,
+        "scatter": images * traffic.image_bytes + training.samples * traffic.output_bytes,
         "broadcast": replicas * (traffic.parameters + traffic.buffers),
         "gather": images * traffic.output_bytes,
-        "reduce": trained.replicas * traffic.parameters,
+        "reduce": training.replicas * traffic.parameters,
     }
 
 

@@ -193,17 +193,17 @@ def _communication(
         rank_0.statistics_bytes,
     )
     steps = full_steps = 0
-    trained: Counter[int] = Counter()
+    training_batches: Counter[int] = Counter()
     if table:
         steps = int((table["rank"] == 0).sum())
-        trained.update(table["samples"][table["rank"] == 0].tolist())
+        training_batches.update(table["samples"][table["rank"] == 0].tolist())
         without_batch = table["samples"] == 0  # A row is one step of one rank.
         full_steps = steps - len(
             set(zip(table["epoch"][without_batch], table["step"][without_batch], strict=True))
         )
-    evaluated: Counter[int] = Counter()
+    evaluation_batches: Counter[int] = Counter()
     for epoch in rank_0.epochs:
-        evaluated += _batches(epoch.test_samples or 0, config.rank_batch_size)
+        evaluation_batches += _batches(epoch.test_samples or 0, config.rank_batch_size)
     precision = PRECISIONS[config.precision.name]
     traffic = Traffic(
         len(ranks),
@@ -211,8 +211,8 @@ def _communication(
         full_steps,
         len(rank_0.epochs),
         *sizes,
-        trained=trained,
-        evaluated=evaluated,
+        training_batches=training_batches,
+        evaluation_batches=evaluation_batches,
         image_bytes=3 * config.dataset.image_size**2 * value_bytes(precision.transfer),
         output_bytes=rank_0.classes * value_bytes(precision.autocast or precision.model),
     )

@@ -305,7 +305,7 @@ def run_epochs(
     rank = loop.rank
     config = loop.config
     share = loop.share
-    sampler.set_epoch(start.epoch, share.loaded(start.step))
+    sampler.set_epoch(start.epoch, share.loaded_samples(start.step))
     batches = training
     if start.random is not None:
         # Starting the workers draws random numbers. They had started before the stop too, so they

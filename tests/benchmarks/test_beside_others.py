@@ -17,7 +17,7 @@ def test_worlds_differ_as_they_are_said_to():
     seen = beside_others.world(np.random.default_rng(3), 4, 5_000, 0.3, beside=True)
     logs = np.log([each.step_s for each in seen]).reshape(4, -1)
     assert logs.std(axis=1) == pytest.approx(0.3, rel=0.05)
-    assert {each.busy for each in seen} == {beside_others.BUSY}
+    assert {each.busy_share for each in seen} == {beside_others.BUSY}
 
 
 @pytest.mark.parametrize(("beside", "sd"), [(True, BUSY_SD), (False, CPU_SD)])

@@ -43,7 +43,7 @@ def seen(step_s, *words, error=0.0, basis=Basis.measured, machine=HERE, commit="
 
 def beside(step_s, busy, *words, error=0.0, marks="&"):
     """A run on CPU ranks during which others had a share of its cores."""
-    return replace(seen(step_s, CPU, *words, error=error, marks=marks), busy=busy)
+    return replace(seen(step_s, CPU, *words, error=error, marks=marks), busy_share=busy)
 
 
 def half_as_busy(of, *words):
@@ -393,7 +393,7 @@ def test_how_runs_differ_is_learnt_from_undisturbed_ones():
     and does not say how the runs of another one differ.
     """
     calm = [seen(step_s, CPU, f"x={at}") for at in range(2) for step_s in (0.1, 0.101)]
-    slowed = [replace(seen(0.4, CPU, "x=1", marks="&"), busy=0.7)]
+    slowed = [replace(seen(0.4, CPU, "x=1", marks="&"), busy_share=0.7)]
     only_slowed = [seen(0.2, CPU, "x=2", marks="&"), seen(0.1, CPU, "x=2", marks="!")]
     known = cells([*calm, *slowed], "a", 0.08)
     assert [cell.variance for cell in known] == pytest.approx(

@@ -132,19 +132,27 @@ def reported(folder: Path, **figures: Any) -> None:
 
 def test_a_rank_that_ends_in_int4_had_trained(tmp_path: Path):
     reported(tmp_path, scoring_in_int4=True)
-    assert not int4_missing.explains(tmp_path, Failure("exit", "rank 0 exited", rank=0))
-    assert not int4_missing.explains(tmp_path, Failure("timeout", "the job reached its time limit"))
-    assert int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
+    assert not int4_missing.note_failed_scoring(tmp_path, Failure("exit", "rank 0 exited", rank=0))
+    assert not int4_missing.note_failed_scoring(
+        tmp_path, Failure("timeout", "the job reached its time limit")
+    )
+    assert int4_missing.note_failed_scoring(
+        tmp_path, Failure("signal", "rank 1 was killed", rank=1)
+    )
     merged = summary.held_out(rank_files.read(tmp_path), ended_epochs=0)
     assert merged is not None and find(
         str(merged.int4_problem), "llm.int4-failed", rank=1, reason="rank 1 was killed"
     )
-    assert not int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
+    assert not int4_missing.note_failed_scoring(
+        tmp_path, Failure("signal", "rank 1 was killed", rank=1)
+    )
 
 
 def test_a_rank_that_ends_before_had_not(tmp_path: Path):
     reported(tmp_path)
-    assert not int4_missing.explains(tmp_path, Failure("signal", "rank 1 was killed", rank=1))
+    assert not int4_missing.note_failed_scoring(
+        tmp_path, Failure("signal", "rank 1 was killed", rank=1)
+    )
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from multicard.script.attribution import attribute
-from multicard.script.passes import Pass, Reach, StepEnd
+from multicard.script.passes import Pass, PassEnd, Reach, StepEnd
 
 
 def whole_pass(source: object, first_place: int, first_backward: int, seen_end_at: int) -> Pass:
@@ -17,7 +17,7 @@ def whole_pass(source: object, first_place: int, first_backward: int, seen_end_a
         backwards=array("q", [first_backward] * 3),
         trains=bytearray([1] * 3),
         in_thread=True,
-        ended=(seen_end_at, first_place + 3),
+        ended=PassEnd(seen_end_at, first_place + 3),
     )
 
 
@@ -67,7 +67,9 @@ def passes_of(handed_out: list[list[int]], calls: list[int]) -> tuple[list[Pass]
             "backwards": array("q", backwards),
         }
         passes.append(
-            Pass(source, **fields, trains=bytearray([1] * len(backwards)), ended=(end, place))
+            Pass(
+                source, **fields, trains=bytearray([1] * len(backwards)), ended=PassEnd(end, place)
+            )
         )
     drawn = sorted(
         (before, at) for one in passes for before, at in zip(one.backwards, one.places, strict=True)
@@ -134,13 +136,13 @@ def test_steps_from_which_a_loader_is_missing_are_unknown():
         "places": array("q", [1, 3, 4, 5, 6, 7]),
         "sizes": array("q", [24] * 6),
     }
-    every = Pass(long, **fields, backwards=array("q", range(6)), ended=(6, 8))
+    every = Pass(long, **fields, backwards=array("q", range(6)), ended=PassEnd(6, 8))
     fields = {
         "trains": bytearray([1] * 2),
         "places": array("q", [0, 2]),
         "sizes": array("q", [8] * 2),
     }
-    kept = Pass(short, **fields, backwards=array("q", range(2)), ended=(2, 4))
+    kept = Pass(short, **fields, backwards=array("q", range(2)), ended=PassEnd(2, 4))
     ends = [
         StepEnd(step, place) for step, place in zip(range(1, 7), (2, 4, 5, 6, 7, 8), strict=True)
     ]

@@ -114,9 +114,9 @@ def test_evaluation_is_on_all_gpus_and_autocast_reaches_each():
     )
     with stand_ins(), torch.no_grad():
         share = STRATEGIES["dp"].share(model, 96, config, ALONE)
-        share.evaluated.eval()
-        assert len(share.evaluated(torch.randn(8, 3, 8, 8))) == 8
-        assert len(share.evaluated(torch.randn(1, 3, 8, 8))) == 1
+        share.evaluation_model.eval()
+        assert len(share.evaluation_model(torch.randn(8, 3, 8, 8))) == 8
+        assert len(share.evaluation_model(torch.randn(1, 3, 8, 8))) == 1
     assert seen == [
         (3, torch.bfloat16),
         (3, torch.bfloat16),

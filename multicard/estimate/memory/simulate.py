@@ -235,7 +235,7 @@ def train(
         tracker.restart_peak()
         loop.step(batch_stream)
         tracker.is_forward = False
-        share.evaluated.eval()
+        share.evaluation_model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=device)
         # With a frozen backbone, evaluation may take more memory than a step. A batch
         # stays in memory until the next one has come, so evaluate two.

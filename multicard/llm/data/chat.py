@@ -1,15 +1,17 @@
 """`dataset=chat`: write conversations with the model's chat template, which is a Jinja program.
 
-Templates find the same functions, filters and settings as in `transformers.apply_chat_template`.
+Templates see the same functions, filters and settings as in `transformers.apply_chat_template`.
 Only the date is fixed, so that a run can be repeated.
+
+`template` finds and compiles the template of a run. `converted` writes a conversation with it, as
+pieces of text that bear loss or not.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -27,18 +29,32 @@ from multicard.llm.data.marked_templates import (
     training_form_of,
     with_mark_filters,
 )
-from multicard.llm.data.tokenizer import SPECIAL, check_folder, special_of
+from multicard.llm.data.model_tokens import ModelTokens, TextEnds, model_tokens_of
+from multicard.llm.data.stored_templates import read_stored_templates
 from multicard.llm.data.turns import FORM
 from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 Row = dict[str, Any]
+# A template fails in these ways on a conversation that it does not support.
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
+# A missing or damaged template fails in these ways when it is read and compiled.
+UNREADABLE_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    jinja2.TemplateError,
+)
 
-# The folder in which transformers saves the templates other than the default one.
-ADDITIONAL = "additional_chat_templates"
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
 
 
@@ -60,30 +76,14 @@ JINJA.filters["tojson"] = lambda value, **options: json.dumps(
 )
 
 
-class ModelTokens(NamedTuple):
-    """The special tokens of a model.
+class RenderMessages(Protocol):
+    """Renders a chat template, with `MARK` around the parts that it marks as answers.
 
-    Fields:
-        special: the texts of all of them.
-        named: the tokens with a role that templates write, by role, as `bos_token`. Templates
-            write nothing for a role that the model lacks.
-        begin_and_end: returns the tokens before and after a text without special tokens.
+    Args:
+        variables: the names that the template reads, such as `messages` and `tools`.
     """
 
-    special: tuple[str, ...]
-    named: Mapping[str, str]
-    begin_and_end: Callable[[], tuple[str, str]]
-
-    def named_beside(self, others: Mapping[str, str]) -> "ModelTokens":
-        """Add the roles that files beside a template give to tokens of this model.
-
-        Other tokens of these files would be plain letters to the model.
-        """
-        named = {
-            **self.named,
-            **{role: token for role, token in others.items() if token in self.special},
-        }
-        return self._replace(named=named, begin_and_end=partial(_named_begin_and_end, named))
+    def __call__(self, **variables: Any) -> str: ...
 
 
 class ChatTemplate(NamedTuple):
@@ -91,7 +91,7 @@ class ChatTemplate(NamedTuple):
 
     Fields:
         source: the template's text.
-        render: writes messages, with `MARK` around the parts that the template marks as answers.
+        render: writes messages with the template.
         begin_and_end: returns the special tokens before and after a text without any.
         special: the special tokens that the template's text may contain.
         training: renders TRL's training form of the template, if there is one.
@@ -102,10 +102,10 @@ class ChatTemplate(NamedTuple):
     """
 
     source: str
-    render: Callable[..., str]
-    begin_and_end: Callable[[], tuple[str, str]]
+    render: RenderMessages
+    begin_and_end: Callable[[], TextEnds]
     special: tuple[str, ...]
-    training: Callable[..., str] | None
+    training: RenderMessages | None
     checks: dict[ChatLoss, TemplateChecks]
     with_tools: "ChatTemplate | None" = None
     others: Mapping[str, str] = {}
@@ -118,7 +118,8 @@ class ChatTemplate(NamedTuple):
     def pieces(self, messages: list[Row], tools: Any, loss: ChatLoss) -> WrittenConversation:
         """Write a conversation in pieces of text.
 
-        Learnt are the assistant's turns with the token that ends each, or all pieces.
+        The assistant's turns are learnt, each with the token that ends it. With `ChatLoss.all`, all
+        pieces are learnt.
         """
         return Writer(self.render, self.training, self.special, messages, tools).write(loss)
 
@@ -130,7 +131,7 @@ class ChatTemplate(NamedTuple):
         if loss not in self.checks:
 
             def write(messages: list[Row], tools: Any) -> WrittenConversation:
-                return _pieces_of(messages, tools, self, loss)[1]
+                return _write_conversation(messages, tools, self, loss)
 
             self.checks[loss] = TemplateChecks(write, self.source)
         return self.checks[loss]
@@ -148,13 +149,19 @@ def template(config: LlmConfig) -> ChatTemplate:
     configured = getattr(config.dataset, "chat_template", None)
     is_qwen = isinstance(config.tokenizer, Qwen25TokenizerConfig)
     path = getattr(config.tokenizer, "path", None)
-    folders = [path and Path(path).parent, config.model.folder, QWEN25 if is_qwen else LLAMA3]
-    default_places = [config.model.path] if isinstance(config.model, HfConfig) else folders
-    tokens = _tokens_of(config)
+    tokens = model_tokens_of(config)
     key = "dataset.chat_template"
-    for place in filter(None, [configured] if configured else default_places):
+    if configured:
+        places = [configured]
+    elif isinstance(config.model, HfConfig):
+        places = [config.model.path]
+    else:
+        tokenizer_folder = path and Path(path).parent
+        builtin_file = QWEN25 if is_qwen else LLAMA3
+        places = [tokenizer_folder, config.model.folder, builtin_file]
+    for place in filter(None, places):
         try:
-            stored = _read_templates(Path(place).expanduser())
+            stored = read_stored_templates(Path(place).expanduser())
             if stored.source is not None:
                 model_tokens = tokens
                 if not isinstance(config.model, HfConfig):
@@ -166,14 +173,7 @@ def template(config: LlmConfig) -> ChatTemplate:
                 return _compiled_template(stored.source, model_tokens, with_tools)._replace(
                     others=stored.others
                 )
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            jinja2.TemplateError,
-        ) as error:
+        except UNREADABLE_ERRORS as error:
             raise Refusal(
                 "llm.chat-template-unread",
                 f"{key}={configured or 'null'}: the chat template of {place} cannot be read"
@@ -203,7 +203,6 @@ def template(config: LlmConfig) -> ChatTemplate:
 def _compiled_template(
     source: str, tokens: ModelTokens, with_tools: ChatTemplate | None = None
 ) -> ChatTemplate:
-    """Compile a template from its source."""
     training = training_form_of(source)
     training_form = None if training is None else _render_function(training, tokens.named)
     render = _render_function(source, tokens.named)
@@ -212,109 +211,58 @@ def _compiled_template(
     )
 
 
-def _render_function(source: str, named: Mapping[str, str]) -> Callable[..., str]:
-    """Return a function that writes messages, with MARK around the parts that are answers."""
+def _render_function(source: str, named: Mapping[str, str]) -> RenderMessages:
     return adapt_to_parts(JINJA.from_string(with_mark_filters(source), globals=dict(named)).render)
-
-
-def _tokens_of(config: LlmConfig) -> ModelTokens:
-    """Return the special tokens of the run's tokenizer.
-
-    Raises:
-        Refusal: the tokenizer of a folder cannot be read.
-    """
-    if isinstance(config.model, HfConfig):
-        tokenizer = check_folder(config.model)
-        return ModelTokens(
-            tuple(special_of(tokenizer)),
-            tokenizer.special_tokens_map,
-            cache(partial(_tokens_around, tokenizer)),
-        )
-    if isinstance(config.tokenizer, Qwen25TokenizerConfig):
-        named = {"eos_token": "<|im_end|>"}
-        special = ("<|im_end|>", "<|endoftext|>", "<|im_start|>")
-    else:
-        named = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
-        special = SPECIAL
-    return ModelTokens(special, named, partial(_named_begin_and_end, named))
-
-
-class StoredTemplates(NamedTuple):
-    """The chat templates in a file or a folder.
-
-    Fields:
-        source: the default template; None if there is none.
-        tokens: special tokens that it may name, by role.
-        others: further templates by name, such as tool_use.
-    """
-
-    source: str | None
-    tokens: dict[str, str]
-    others: dict[str, str]
-
-
-def _read_templates(place: Path) -> StoredTemplates:
-    file = place if place.is_file() else place / "chat_template.jinja"
-    settings_file = file.with_name("tokenizer_config.json")
-    settings = json.loads(settings_file.read_text("utf-8")) if settings_file.is_file() else {}
-    tokens = {
-        name: _token_text(value) for name, value in settings.items() if name.endswith("_token")
-    }
-    tokens = {name: token for name, token in tokens.items() if token is not None}
-    source = settings.get("chat_template")
-    others = dict[str, str]()
-    if isinstance(source, list):  # There are several templates with names.
-        others = {entry["name"]: entry["template"] for entry in source}
-        source = others.pop("default")
-    of_images = file.with_name("chat_template.json")  # Models that read images have this file.
-    if source is None and of_images.is_file() and not file.is_file():
-        source = json.loads(of_images.read_text("utf-8"))["chat_template"]
-    if not file.is_file() or file == settings_file:
-        return StoredTemplates(source, tokens, others)
-    additional = (
-        sorted((file.parent / ADDITIONAL).glob("*.jinja"))
-        if file.name == "chat_template.jinja"
-        else []
-    )
-    return StoredTemplates(
-        file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in additional}
-    )
-
-
-def _token_text(value: Any) -> str | None:
-    """Return a token's text, which may stand among its properties.
-
-    Returns None for any other setting, such as a switch.
-    """
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
 
 
 def converted(
     conversation: Conversation, chat_template: ChatTemplate, loss: ChatLoss
 ) -> tuple[Row, list[str]]:
-    """Write a conversation, and name the keys of messages that are not written, as "messages.id".
+    """Write a conversation as a row of pieces of text.
 
-    The row has the text as `pieces`. It also has `last_alone` if only the last of several answers
-    is learnt.
+    Returns:
+        The row, and the keys of messages that are not written, as "messages.id". The row has the
+        text as `pieces`. It also has `last_alone` if only the last of several answers is learnt.
 
     Raises:
         Refusal: the conversation is broken, or bears text that the template does not write.
     """
     if conversation.segments is not None:
-        return {
-            "pieces": [
-                {"content": text, "learnt": label} for text, label in conversation.segments if text
-            ]
-        }, []
+        segment_pieces = [
+            {"content": text, "learnt": is_learnt}
+            for text, is_learnt in conversation.segments
+            if text
+        ]
+        return {"pieces": segment_pieces}, []
     if conversation.text is not None:
         return {"pieces": [_whole_text(conversation.text, chat_template, loss)]}, []
     if conversation.tools and chat_template.with_tools is not None:
         chat_template = chat_template.with_tools
     if conversation.tools and "tools" not in chat_template.source:
         raise turns.unwritten("tools", chat_template.source)
-    messages, unread = turns.settle(
+    messages, unwritten_keys = _settled_messages(conversation, chat_template, loss)
+    written = _written_answers(messages, conversation.tools, chat_template, loss)
+    text = "".join(piece["content"] for piece in written.pieces)
+    unwritten_keys += chat_template.checks_of(loss).unwritten_keys(
+        messages, conversation.tools, text, conversation.column
+    )
+    row: Row = {"pieces": written.pieces}
+    if written.last_alone:
+        row["last_alone"] = True
+    return row, unwritten_keys
+
+
+def _settled_messages(
+    conversation: Conversation, chat_template: ChatTemplate, loss: ChatLoss
+) -> tuple[list[Row], list[str]]:
+    """Return the messages with the keys and roles that the template knows, and the other keys.
+
+    Answers that belong to the prompt get OpenAI's weight 0, so they are not learnt.
+
+    Raises:
+        Refusal: a message is out of place, or no message can be learnt.
+    """
+    messages, unwritten_keys = turns.settle(
         conversation.messages, chat_template.source, conversation.column
     )
     messages = result_roles.with_known_roles(
@@ -334,83 +282,80 @@ def converted(
             f"has no message of the assistant, and so nothing to learn; {FORM}",
         )
     turns.check_learnt(messages, everything=loss is ChatLoss.all)
+    return messages, unwritten_keys
+
+
+def _written_answers(
+    messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
+) -> WrittenConversation:
+    """Write messages in pieces, some of which are learnt.
+
+    Raises:
+        Refusal: the template refuses the messages, or writes no answer.
+    """
     try:
-        messages, (pieces, last_alone) = _pieces_of(
-            messages, conversation.tools, chat_template, loss
-        )
-    except (
-        jinja2.TemplateError,
-        TypeError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        written = _write_conversation(messages, tools, chat_template, loss)
+    except TEMPLATE_ERRORS as error:
         raise Refusal(
             "llm.chat-refused-by-template",
             f"is refused by the chat template ({error}); correct the row, or use another template",
             reason=str(error),
         ) from None
-    if not any(piece["learnt"] for piece in pieces):
+    if not any(piece["learnt"] for piece in written.pieces):
         raise Refusal(
             "llm.chat-answer-unwritten",
             "has no answer in the text that the chat template writes; use another template",
         )
-    text = "".join(piece["content"] for piece in pieces)
-    unread += chat_template.checks_of(loss).unwritten_keys(
-        messages, conversation.tools, text, conversation.column
-    )
-    return {"pieces": pieces} | ({"last_alone": True} if last_alone else {}), unread
+    return written
 
 
-def _pieces_of(
+def _write_conversation(
     messages: list[Row], tools: Any, chat_template: ChatTemplate, loss: ChatLoss
-) -> tuple[list[Row], WrittenConversation]:
-    """Write messages in pieces, and return them as the template reads them.
+) -> WrittenConversation:
+    """Write messages in pieces, with the arguments of calls as objects or as JSON text.
 
-    Calls have their arguments as objects, or as JSON if the template cannot handle objects. Some
-    templates put the arguments between texts. They fail on an object, or write it as Python
-    prints it.
+    Some templates put the arguments between texts. They fail on an object, or write it as Python
+    prints it. They get the arguments as JSON text. The caller's messages are not changed.
     """
     if not any(map(calls_of, messages)):
-        return messages, chat_template.pieces(messages, tools, loss)
+        return chat_template.pieces(messages, tools, loss)
     object_error: Exception | None = None
     try:
-        result = chat_template.pieces(messages, tools, loss)
-        if not has_python(messages, "".join(piece["content"] for piece in result.pieces)):
-            return messages, result
+        written = chat_template.pieces(messages, tools, loss)
+        if not _writes_python(messages, written):
+            return written
     except (jinja2.TemplateError, TypeError) as error:
         object_error = error
-    as_text = arguments_as_text(messages)
     try:
-        result = chat_template.pieces(as_text, tools, loss)
+        written = chat_template.pieces(arguments_as_text(messages), tools, loss)
     except (jinja2.TemplateError, TypeError):
         if object_error is not None:
             raise object_error from None
-        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
-        raise turns.unwritten("tool_calls", chat_template.source, place) from None
-    if has_python(messages, "".join(piece["content"] for piece in result.pieces)):
-        place = next(place for place, message in enumerate(messages, start=1) if calls_of(message))
-        raise turns.unwritten("tool_calls", chat_template.source, place)
-    return messages, result
+        raise _unwritten_calls(messages, chat_template) from None
+    if _writes_python(messages, written):
+        raise _unwritten_calls(messages, chat_template)
+    return written
 
 
-def _tokens_around(tokenizer: "PreTrainedTokenizerFast") -> tuple[str, str]:
-    """Return the text that a folder's tokenizer adds before a text, and the token that ends one."""
-    tokens: list[str] = tokenizer.backend_tokenizer.encode("x").tokens
-    plain: list[str] = tokenizer.backend_tokenizer.encode("x", add_special_tokens=False).tokens
-    before = next(
-        (place for place in range(len(tokens)) if tokens[place : place + len(plain)] == plain), 0
-    )
-    return "".join(tokens[:before]), tokenizer.special_tokens_map.get("eos_token", "")
+def _writes_python(messages: list[Row], written: WrittenConversation) -> bool:
+    """Return True if the text has an argument as Python prints it."""
+    return has_python(messages, "".join(piece["content"] for piece in written.pieces))
 
 
-def _named_begin_and_end(named: Mapping[str, str]) -> tuple[str, str]:
-    return named.get("bos_token", ""), named.get("eos_token", "")
+def _unwritten_calls(messages: list[Row], chat_template: ChatTemplate) -> Refusal:
+    """Return the refusal of a template that cannot write the calls of tools."""
+    first_with_calls = 1
+    while not calls_of(messages[first_with_calls - 1]):
+        first_with_calls += 1
+    return turns.unwritten("tool_calls", chat_template.source, first_with_calls)
 
 
 def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
-    """Return a text that is learnt whole, between the tokens that begin and end a text."""
+    """Return a text that is learnt whole, between the tokens that begin and end a text.
+
+    Raises:
+        Refusal: the loss is for answers, and the text has none.
+    """
     if loss is not ChatLoss.all:
         raise Refusal(
             "llm.row-text",
@@ -419,8 +364,11 @@ def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
             key="dataset.loss",
         )
     begin, end = chat_template.begin_and_end()
-    whole = text if text.startswith(begin) else begin + text
-    return {"content": whole if whole.endswith(end) else whole + end, "learnt": True}
+    if not text.startswith(begin):
+        text = begin + text
+    if not text.endswith(end):
+        text += end
+    return {"content": text, "learnt": True}
 
 
 def from_columns(config: LlmConfig, row: Row) -> Conversation:
