@@ -231,5 +231,5 @@ def tune_on_a_full_disk(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[s
     """As `tune.tune`; no file of what is kept can be longer than some kilobytes,
     as on a disk that fills up.
     """
-    with full_disk(model_writer, "keep"):
+    with full_disk(model_writer, "write_trained"):
         tune.tune(rank, config, folder, cfg)
