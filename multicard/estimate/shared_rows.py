@@ -27,7 +27,7 @@ from multicard.machine import environment
 from multicard.machine.gpu_models import product
 from multicard.messages import Refusal
 from multicard.records.figures import FIGURES, MONEY
-from multicard.records.schema_parts import Count, Float, Int
+from multicard.records.schema_types import Count, Float, Int
 from multicard.vision import model_names, models
 from multicard.workloads import WORKLOADS, known_keys
 

@@ -276,13 +276,9 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
     """Return a question with its context as a message, or the messages of a prompt."""
     value = row.get(question)
     if isinstance(value, list | dict):
-        messages = None if _names_no_speaker(value) else turns.messages(value)
-        if not messages:
-            raise (
-                _text_list_refusal(question, value)
-                if isinstance(value, list)
-                else _unknown_form(row)
-            )
+        messages = _messages_with_speakers(value, question)
+        if messages is None:
+            raise _unknown_form(row)
         return messages
     contexts = [name for name in row.filled(names.CONTEXT) if name != question]
     texts = [value, *(context(row, name) for name in contexts)]
@@ -304,6 +300,18 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
             column=question,
         )
     return messages
+
+
+def _messages_with_speakers(value: Any, column: str) -> list[Message] | None:
+    """Return the messages in a list or an object; None for an object without a speaker.
+
+    Raises:
+        Refusal: a list does not say who speaks.
+    """
+    messages = None if _names_no_speaker(value) else turns.messages(value)
+    if not messages and isinstance(value, list):
+        raise _text_list_refusal(column, value)
+    return messages or None
 
 
 def context(row: RowColumns, name: str) -> Any:
@@ -342,13 +350,9 @@ def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False
         flat: the answer follows "Assistant:", so a space at its beginning is not part of it.
     """
     if isinstance(value, list | dict):
-        messages = None if _names_no_speaker(value) else turns.messages(value)
-        if not messages:
-            raise (
-                _text_list_refusal(column, value)
-                if isinstance(value, list)
-                else no_answer_refusal(column)
-            )
+        messages = _messages_with_speakers(value, column)
+        if messages is None:
+            raise no_answer_refusal(column)
         return messages
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]
