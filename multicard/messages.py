@@ -41,7 +41,7 @@ OBEYED_BY_TERMINALS = re.compile(
 SURROGATES = re.compile("[\ud800-\udfff]")  # Valid UTF-8 has none of them.
 FIRST_SURROGATE_OF_BYTES = 0xDC00  # Python reads byte 0xE9 of a name that is not UTF-8 as U+DCE9.
 UNCODED = "other"  # The code of texts by libraries and the system.
-PAGE = re.compile(r"\bdocs/(\w+\.md)")
+PAGE = re.compile(r"\bdocs/((?:\w+/)?\w+\.md)")
 # The text of a traceback hands over a message by a last line that begins so.
 NOTE_PREFIX = "in parts: "
 

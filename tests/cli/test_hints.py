@@ -74,8 +74,10 @@ def test_the_help_of_a_wheel_has_its_own_commands_and_pages(
 ):
     monkeypatch.setattr(sys, "argv", [str(script(tmp_path / "bin")), "vision"])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    helped = messages.usage("python train_vision.py gpus=2   one run (docs/plan.md)", __file__)
-    assert helped == f"multicard vision gpus=2   one run ({ROOT / 'docs' / 'plan.md'})"
+    for page in ("plan.md", "reference/plans.md"):
+        written = f"python train_vision.py gpus=2   one run (docs/{page})"
+        helped = messages.usage(written, __file__)
+        assert helped == f"multicard vision gpus=2   one run ({ROOT / 'docs' / page})"
 
 
 def test_a_copy_without_git_has_the_commit_that_was_written_beside_it(
