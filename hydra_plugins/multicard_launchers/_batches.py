@@ -16,7 +16,8 @@ from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slur
 from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command, Conclusion
-from multicard.sweep.drive import Drive, Pace
+from multicard.sweep.drive import Drive
+from multicard.sweep.grid import Grid, Pace
 from multicard.sweep.in_process import InProcess
 from multicard.sweep.order import Turn
 from multicard.sweep.streak import SameFailureError, Streak
@@ -227,7 +228,8 @@ class SweepBatches:
         """Measure the remaining cells one after the other in this process."""
         sweep.say_start()
         pace = Pace(len(sweep.left), has_bar=sys.stderr.isatty())
-        Drive(InProcess(self.command, self.context, sweep, pace), pace, self.streak).run()
+        backend = InProcess(self.command, self.context, pace)
+        Drive(Grid(sweep.left, pace), backend, self.streak).run()
 
 
 def _stopped(reason: str) -> Message:

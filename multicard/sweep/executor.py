@@ -6,7 +6,7 @@ starts next. The executor starts and ends processes.
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from multicard.config.job import count
 from multicard.config.placement import require_nodes
 from multicard.machine.shares import MachineShare, MachineShares
 from multicard.measure.timing import pause
@@ -24,7 +23,8 @@ from multicard.records import ownership, run_folder
 from multicard.records.run_folder import RecordedRun
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.drive import Drive, Pace
+from multicard.sweep.drive import Drive, StartedCell
+from multicard.sweep.grid import Grid, Pace
 from multicard.sweep.job import (
     STARTS_JOBS,
     CellJob,
@@ -120,7 +120,7 @@ class Executor:
         self.running.remove(process)
         cell.result = run_folder.read(cell.folder)
         if cell.result is None:
-            log = self.folder / f"{process.job.job_id}_0_log.err"
+            log = self.log_of(process, "err")
             if interrupted:
                 failure = Failure(
                     "interrupt", Message("cell.interrupted-early", "SIGINT before it began")
@@ -137,6 +137,10 @@ class Executor:
         if self.reports:
             say(outcome.line(cell.result, cell.title))
         return cell.result
+
+    def log_of(self, process: Running, stream: str = "out") -> Path:
+        """Return where a process writes its output ("out"), or its errors ("err")."""
+        return self.folder / f"{process.pid}_0_log.{stream}"
 
     def interrupt(self) -> None:
         """Make the running processes record their interruption and end, and take the records.
@@ -185,46 +189,36 @@ def left_no_record(cause: Failure) -> bool:
 class Processes:
     """The backend that measures cells in processes, as many at a time as fit. See `drive.Backend`.
 
-    They start in the sweep's order, except that a later cell may start early on idle GPUs or cores.
+    A cell's `max_jobs` limits how many run at a time.
     """
 
-    def __init__(self, executor: Executor, cells: Sequence[Cell]) -> None:
+    shares_terminal = True
+
+    def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._waiting = [*cells]
-        self._cell_count = len(cells)
 
     def is_busy(self) -> bool:
-        return bool(self._waiting or self.executor.running)
+        return bool(self.executor.running)
 
-    def waiting(self) -> list[Cell]:
-        return self._waiting
-
-    def start(self) -> None:
-        for cell in [*self._waiting]:
-            if len(self.executor.running) >= (cell.config.max_jobs or self._cell_count):
-                continue
-            share = self.executor.machine.take(cell.config)
-            if share is None:
-                continue
-            self._waiting.remove(cell)
-            self.executor.start(cell, share)
-            where = count(len(share.cpus), "core")
-            if share.gpus is not None:
-                where = f"GPUs {','.join(share.gpus)}"
-            message = Message("cell.started", f"started on {where}", where=where)
-            say(f"{cell.title}{message}")
+    def start(self, cell: Cell) -> StartedCell | None:
+        most = cell.config.max_jobs
+        if most is not None and len(self.executor.running) >= most:
+            return None
+        share = self.executor.machine.take(cell.config)
+        if share is None:
+            return None
+        process = self.executor.start(cell, share)
+        return StartedCell(cell, share, self.executor.log_of(process))
 
     def collect(self) -> list[Cell]:
         pause(POLL_S)
-        ended = self.executor.collect_ended()
-        if any(cell.result and cell.result.status == "interrupted" for cell in ended):
-            raise KeyboardInterrupt  # Ctrl-C can reach the cells without reaching this process.
-        return ended
+        return self.executor.collect_ended()
+
+    def waiting(self) -> list[Cell]:
+        return []
 
     def give_up(self, why: SameFailureError) -> int:
-        given_up = len(self._waiting)
-        self._waiting.clear()
-        return given_up
+        return 0
 
 
 def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
@@ -249,4 +243,5 @@ def run_all(sweep: Sweep, streak: Streak | None = None) -> None:
     sweep.say_start()
     executor = Executor(remaining[0].folder.parent)
     with ending_on_error(executor):
-        Drive(Processes(executor, remaining), Pace(len(remaining)), streak or Streak()).run()
+        grid = Grid(remaining, Pace(len(remaining)))
+        Drive(grid, Processes(executor), streak or Streak()).run()

@@ -15,7 +15,8 @@ from multicard.ranks.process import LOG_LINES
 from multicard.records import ownership, run_folder
 from multicard.run import outcome
 from multicard.sweep.cells import Cell, Sweep
-from multicard.sweep.drive import Drive, Pace
+from multicard.sweep.drive import Drive, StartedCell
+from multicard.sweep.grid import Grid, Pace
 from multicard.sweep.job import SUBMITTED
 from multicard.sweep.streak import SameFailureError, Streak
 
@@ -46,7 +47,7 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
             cancelled.
     """
     queue = Queue(sweep.cells, jobs)
-    drive = Drive(queue, Pace(len(jobs)), streak)
+    drive = Drive(Grid(queue.waiting(), Pace(len(jobs))), queue, streak)
     goes_on = True
     while goes_on:
         try:
@@ -59,7 +60,12 @@ def wait(sweep: Sweep, jobs: dict[int, str], streak: Streak) -> None:
 
 
 class Queue:
-    """The jobs of a sweep that have not ended, by their cell's number. See `drive.Backend`."""
+    """The jobs of a sweep that have not ended, by their cell's number. See `drive.Backend`.
+
+    Jobs are submitted before, many in one array, and SLURM starts them.
+    """
+
+    shares_terminal = False
 
     def __init__(self, cells: list[Cell], jobs: dict[int, str]) -> None:
         self.cells = cells
@@ -78,8 +84,9 @@ class Queue:
     def waiting(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.number in self.jobs]
 
-    def start(self) -> None:
-        """Do nothing: SLURM starts the jobs."""
+    def start(self, cell: Cell) -> StartedCell:
+        """Do nothing: the job has been submitted."""
+        return StartedCell(cell)
 
     def collect(self) -> list[Cell]:
         if self._changed_s is None:

@@ -23,9 +23,9 @@ from multicard.ranks import interruption
 from multicard.run import outcome
 from multicard.run.workload import Workload
 from multicard.sweep import cells as sweep_cells
-from multicard.sweep import drive, slurm_submit
+from multicard.sweep import grid, slurm_submit
 from multicard.sweep.cells import Cell
-from multicard.sweep.drive import Pace
+from multicard.sweep.grid import Pace
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT, Called, typed_llm
 from tests.helpers import cells, records
@@ -404,7 +404,7 @@ def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.C
 
 def test_refused_cells_tell_nothing_of_the_time_that_is_left(capsys, monkeypatch):
     now_s = [0.0]
-    monkeypatch.setattr(drive, "clock_s", lambda: now_s[0])
+    monkeypatch.setattr(grid, "clock_s", lambda: now_s[0])
     pace = Pace(4)
     pace.say_progress([ended(1, "refused"), ended(2, "refused")])
     assert pace.left_s() is None and capsys.readouterr().out == ""

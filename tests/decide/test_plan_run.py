@@ -19,6 +19,7 @@ from multicard.decide.plan import command, planning
 from multicard.machine import shares
 from multicard.records import run_folder
 from multicard.records.journal import Journal
+from multicard.sweep.streak import SameFailureError
 from tests.conftest import PATIENCE_S, ROOT, SMALL, assert_gone, awaited
 from tests.helpers.messages import Told, codes, find, says, told
 from tests.helpers.plan_world import AGO_S, World, in_own_time, statuses
@@ -133,6 +134,22 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(
     assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
+def test_a_full_disk_ends_a_plan_as_it_ends_a_sweep(
+    world: World, capsys: pytest.CaptureFixture[str]
+):
+    """Three tasks that fail for one cause: the others would, and are run by the next command."""
+    for number in range(5):
+        world.add(f"run{number}", {2: 2}, on2="failed")
+    for cell in world.cells.values():
+        cell.cause = {"kind": "disk", "message": "no space left", "code": "disk.full"}
+    carried = world.run(SameFailureError)
+    assert [*statuses(carried).values()] == ["failed"] * 3 + [""] * 2
+    assert [said.code for said in carried.failures()] == ["plan.failed"] * 5
+    assert find(carried.failures()[-1], "sweep.same-failure", cells=3)
+    world.cells = {name: replace(cell, ends="ok") for name, cell in world.cells.items()}
+    assert {*statuses(world.run()).values()} == {"ok"}
+
+
 def test_what_is_left_of_a_job_is_as_planned_and_of_an_overdue_one_by_what_its_siblings_are_scaled_by(
     world: World,
 ):
@@ -158,7 +175,7 @@ def test_a_plan_waits_for_gpus_that_others_have_leased(world: World):
         assert not world.started
         world.leased = 0
         world.now_s += 30
-        carried._start_ready()
+        world.start_ready(carried)
     assert [name for name, *_ in world.started] == ["wide"]
 
 
@@ -224,7 +241,8 @@ def test_what_ended_during_the_search_is_not_trained_again(
         }.items():
             world.cells[name, gpus].ends = ends
             world.cells[name, gpus].leave()
-        carried.run(schedule)
+        executor: Any = world
+        carried.run(schedule, executor)
     wanted = {"done": "ok", "ill": "diverged", "full": "ok", "after": "ok", "lost": "skipped"}
     assert statuses(carried) == wanted and {name for name, *_ in world.started} == {"full", "after"}
     assert ("full", 1) not in {(name, gpus) for name, gpus, _ in world.started}

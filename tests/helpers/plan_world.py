@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from multicard.decide.plan import carry_out, planning
-from multicard.decide.plan.carry_out import FOLDER, CarryingOut
+from multicard.decide.plan.carry_out import FOLDER, CarriedPlan
 from multicard.decide.plan.schedule import GpusOption, PlanTask
 from multicard.estimate.totals import exact
 from multicard.records.journal import Journal
 from multicard.records.run_folder import RecordedRun
+from multicard.sweep import executor
+from multicard.sweep.drive import Drive
+from multicard.sweep.executor import Processes
+from multicard.sweep.streak import Streak
 from tests.helpers import records
 
 BEGAN_S = 1.7e9  # of the first command, since 1970
@@ -33,10 +37,13 @@ class FakeCell:
     ends: str = "ok"
     result: RecordedRun | None = None
     config: Any = None
+    max_jobs: int | None = None
+    cause: dict[str, str] | None = None
 
     def leave(self) -> RecordedRun:
         """Leave its record."""
-        cause = None if self.ends == "ok" else {"kind": "exception", "message": f"made {self.ends}"}
+        made = self.cause or {"kind": "exception", "message": f"made {self.ends}"}
+        cause = None if self.ends == "ok" else made
         record = records.vision() | {"status": self.ends, "cause": cause}
         self.folder.mkdir(parents=True, exist_ok=True)
         records.put(self.folder, record)
@@ -92,6 +99,9 @@ class World:
         self.running[cell.name] = cell, self.now_s
         return SimpleNamespace(pid=17)
 
+    def log_of(self, process: Any) -> Path:
+        return self.folder / f"{process.pid}_0_log.out"
+
     def collect_ended(self) -> list[FakeCell]:
         over = [
             cell for cell, start_s in self.running.values() if start_s + cell.lasts_s <= self.now_s
@@ -109,27 +119,33 @@ class World:
     def journal(self) -> closing[Journal]:
         return closing(Journal(self.folder / FOLDER / "events.jsonl", f"--name {self.folder.name}"))
 
-    def carrying(self, journal: Journal) -> CarryingOut:
+    def carrying(self, journal: Journal) -> CarriedPlan:
         cells: Any = self.cells
-        executor: Any = self
-        return CarryingOut(self.tasks, self.gpus, cells, executor, journal, limit_s=0.5)
+        return CarriedPlan(self.tasks, self.gpus, cells, journal, limit_s=0.5)
 
-    def run(self) -> CarryingOut:
-        """Plan and carry out to the end."""
+    def run(self, *raised: type[Exception]) -> CarriedPlan:
+        """Plan and carry out to the end, at which these are raised."""
         with self.journal() as journal:
             carried = self.carrying(journal)
+            executor: Any = self
             if rest := carried.rest():
-                carried.run(planning.make(rest, self.gpus, 0.5).schedule)
+                ends = pytest.raises(raised) if raised else nullcontext()
+                with ends:
+                    carried.run(planning.make(rest, self.gpus, 0.5).schedule, executor)
         return carried
 
+    def start_ready(self, carried: CarriedPlan) -> None:
+        executor: Any = self
+        Drive(carried, Processes(executor), Streak()).start_ready()
+
     @contextmanager
-    def started_plan(self) -> Iterator[CarryingOut]:
+    def started_plan(self) -> Iterator[CarriedPlan]:
         """A plan whose first tasks have been started, as far as they can."""
         with self.journal() as journal:
             carried = self.carrying(journal)
-            carried._adopt(planning.make(carried.rest(), self.gpus, 0.5).schedule)
+            carried.adopt(planning.make(carried.rest(), self.gpus, 0.5).schedule)
             carried.began = self.now_s
-            carried._start_ready()
+            self.start_ready(carried)
             yield carried
 
     def began(self, *events: dict[str, Any]) -> None:
@@ -150,10 +166,10 @@ def in_own_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         made.now_s += seconds
         assert made.now_s < BEGAN_S + 10 * AGO_S, "the plan does not end"
 
-    monkeypatch.setattr(carry_out, "pause", pause)
+    monkeypatch.setattr(executor, "pause", pause)
     monkeypatch.setattr(carry_out, "since_epoch_s", lambda: made.now_s)
     return made
 
 
-def statuses(carried: CarryingOut) -> dict[str, str]:
+def statuses(carried: CarriedPlan) -> dict[str, str]:
     return {each.task.name: each.status for each in carried.progress}

@@ -17,7 +17,8 @@ from multicard.ranks.failures import Failure
 from multicard.records import ownership, run_folder
 from multicard.run import attempts, controller, preemption
 from multicard.sweep import slurm_submit, slurm_wait
-from multicard.sweep.drive import Drive, Pace
+from multicard.sweep.drive import Drive
+from multicard.sweep.grid import Grid, Pace
 from multicard.sweep.job import SlurmJob
 from multicard.sweep.streak import SameFailureError, Streak
 from multicard.vision.workload import WORKLOAD
@@ -47,6 +48,10 @@ ASKED = [
         Resources(3, 2, 12, 64, 60, True),
     ),
 ]
+
+
+def drive(queue: slurm_wait.Queue) -> None:
+    Drive(Grid(queue.waiting(), Pace(len(queue.jobs))), queue, Streak()).run()
 
 
 @pytest.mark.parametrize(("words", "expected"), ASKED)
@@ -360,9 +365,7 @@ def test_why_a_job_does_not_begin_is_said_once_where_waiting_alone_does_not_help
         slurm_wait, "pause", lambda _: pytest.fail("waits on") if next(looks) == 3 else None
     )
     with pytest.raises(pytest.fail.Exception, match="waits on"):
-        Drive(
-            slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}), Pace(1), Streak()
-        ).run()
+        drive(slurm_wait.Queue([cells.cell(0, tmp_path / "cell")], {0: "7"}))
     said = Told(REASONS[reason], facts={"job": "7", "reason": reason})
     assert told(capsys.readouterr().err) == ([said] if REASONS[reason] else [])
 
@@ -415,7 +418,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
     monkeypatch.setattr(run_folder, "read", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        Drive(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}), Pace(2), Streak()).run()
+        drive(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}))
     said = [message for message in told(capsys.readouterr().err) if message.code == "job.held"]
     assert [message.facts["job"] for message in said] == ["4_[1]", "4_[0]", "4_[0]"]
     assert {message.facts["reason"] for message in said} == {"launch failed requeued held"}

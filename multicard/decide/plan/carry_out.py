@@ -5,85 +5,37 @@ If a task ends otherwise than planned, the rest is planned again.
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from multicard.decide.plan import planning
-from multicard.decide.plan.schedule import GpusOption, PlacedTask, PlanTask, Schedule
-from multicard.estimate.totals import exact
+from multicard.decide.plan.schedule import GpusOption, PlanTask, Schedule
+from multicard.decide.plan.task_progress import (
+    LEAST_OUTSIDE_S,
+    OUTSIDE,
+    TaskProgress,
+    latest_s,
+)
 from multicard.machine.environment import spans
-from multicard.measure.timing import in_hours, pause, since_epoch_s
+from multicard.measure.timing import in_hours, since_epoch_s
 from multicard.messages import Message, Refusal, say
 from multicard.ranks import interruption
 from multicard.records import run_folder
 from multicard.records.journal import Journal
 from multicard.sweep.cells import Cell
-from multicard.sweep.executor import Executor, ending_on_error
+from multicard.sweep.drive import Drive, StartedCell
+from multicard.sweep.executor import Executor, Processes, ending_on_error
+from multicard.sweep.streak import SameFailureError, Streak
 
 FOLDER = ".plan"  # The folder of a sweep with the files of its plan.
-POLL_S = 0.2
 REPLANNING_S = 2.0  # The longest search for a new plan. Nothing starts meanwhile.
-# A time is outside of its predicted interval if it is beyond the end by this share, and by at
-# least this many seconds.
-OUTSIDE = 0.05
-LEAST_OUTSIDE_S = 1.0
 LONGER = 1.5  # An overdue task is expected to take at most this factor times its time so far.
-LEAST_LEFT_S = 1.0  # The shortest time that a running task is expected to have left.
 PLANNED_KEYS = ("gpus", "gpu_ids", "start_s", "end_s")
 
 
-@dataclass
-class TaskProgress:
-    """The progress of a task.
-
-    Fields:
-        options: the options with which it may still be started.
-        placed: its place in the plan, in seconds since the first command began. Once it has
-            started, this is its last place.
-        before: numbers of the tasks that it waits for.
-        status: "" until it is over, then the status of its record, or "skipped".
-        cell: its cell while it runs.
-        gpus: the number of GPUs that it was started with; 0 before.
-        limit_s: the longest time that it is expected to take. If it takes longer, the rest is
-            planned again.
-    """
-
-    task: PlanTask
-    options: tuple[GpusOption, ...]
-    placed: PlacedTask | None = None
-    before: set[int] = field(default_factory=set)
-    status: str = ""
-    cause: str = ""
-    cell: Cell | None = None
-    gpus: int = 0
-    gpu_ids: tuple[int, ...] = ()
-    start_s: float | None = None
-    end_s: float | None = None
-    limit_s: float = 0.0
-
-    @property
-    def waits(self) -> bool:
-        return not self.status and self.cell is None
-
-    @property
-    def planned_s(self) -> float:
-        return 0.0 if self.placed is None else self.placed.end_s - self.placed.start_s
-
-    def rest(self, now_s: float) -> GpusOption:
-        """Return an option with the time that a running task has left.
-
-        The planned end counts until it has passed. After that, the longest expected time counts.
-        """
-        assert self.start_s is not None and self.placed is not None
-        so_far_s = now_s - self.start_s
-        expected_s = self.planned_s if so_far_s < self.planned_s else self.limit_s
-        left_s = max(expected_s - so_far_s, LEAST_LEFT_S)
-        return GpusOption(self.gpus, left_s, exact(left_s), exact(left_s), self.placed.option.basis)
-
-
-class CarryingOut:
-    """Carries out a plan.
+class CarriedPlan:
+    """The policy that starts the tasks of a plan in its order. See `drive.Policy`.
 
     Args:
         cells: by the task's name and its number of GPUs.
@@ -100,7 +52,6 @@ class CarryingOut:
         tasks: Sequence[PlanTask],
         gpus: int,
         cells: Mapping[tuple[str, int], Cell],
-        executor: Executor,
         journal: Journal,
         limit_s: float = REPLANNING_S,
         noun: str = "GPU",
@@ -110,7 +61,6 @@ class CarryingOut:
         self.cells = cells
         self.limit_s = limit_s
         self.noun = noun
-        self.executor = executor
         self.journal = journal
         events = journal.entries
         self.began: float | None = next(
@@ -126,6 +76,8 @@ class CarryingOut:
             sentence = f"--name {name}: is a plan of other jobs, such as {job}; choose another name"
             raise Refusal("plan.other-jobs", sentence, key="--name", value=name, job=job)
         self.progress = [TaskProgress(task, task.options) for task in tasks]
+        self._reasons_to_replan = list[str]()
+        self._is_given_up = False
         for progress in self.progress:
             self._take_record(progress)
         self._skip()
@@ -166,39 +118,40 @@ class CarryingOut:
             tasks.append(replace(progress.task, deadline_s=deadline_s, **changes))
         return tasks
 
-    def run(self, schedule: Schedule) -> None:
+    def run(self, schedule: Schedule, executor: Executor) -> None:
         """Run all remaining tasks by a schedule of `rest`.
 
-        An exception, such as Ctrl-C, is raised again once the running tasks have ended.
+        Raises:
+            KeyboardInterrupt: on a signal, once the running tasks have ended.
+            SameFailureError: the remaining tasks would fail as the tasks before did.
         """
         began = since_epoch_s()
         self.journal.add(began=began)
         self.began = began if self.began is None else self.began
-        self._adopt(schedule)
+        self.adopt(schedule)
         answered = interruption.answered(
             lambda number: KeyboardInterrupt(signal.Signals(number).name)
         )
-        with answered, ending_on_error(self.executor):
-            while self.left():
-                reasons = self._start_ready()
-                pause(POLL_S)
-                reasons += [*self._take_ended(), *self._overdue()]
-                if reasons and any(progress.waits for progress in self.progress):
-                    self._plan_again(reasons)
+        with answered, ending_on_error(executor):
+            Drive(self, Processes(executor), Streak()).run()
 
     # ---- planning
 
-    def _plan_again(self, reasons: Sequence[str]) -> None:
-        """Plan the remaining tasks anew, and print the reasons."""
+    def _plan_again(self) -> None:
+        """Plan the remaining tasks anew, if there is a reason to, and print the reasons."""
+        reasons = self._reasons_to_replan
+        self._reasons_to_replan = []
+        if not reasons or not self.waiting():
+            return
         now_s = self.now_s()
         schedule = planning.make(self.rest(), self.gpus, self.limit_s).schedule
-        self._adopt(schedule)
+        self.adopt(schedule)
         end_s = now_s + schedule.makespan_s
         why = "; ".join(reasons)
         sentence = f"{in_hours(now_s)} planned again, as {why}: all end at {in_hours(end_s)}"
         say(Message("plan.again", sentence, now_s=now_s, end_s=end_s, reasons=why))
 
-    def _adopt(self, schedule: Schedule) -> None:
+    def adopt(self, schedule: Schedule) -> None:
         """Adopt a schedule of the remaining tasks as the plan, from now on."""
         unfinished = self.left()
         now_s = self.now_s()
@@ -247,79 +200,104 @@ class CarryingOut:
                 sentence = f"{name}: {'done' if run.status == 'ok' else run.status} before"
                 say(Message("plan.before", sentence, task=name, status=run.status))
 
-    def _start_ready(self) -> list[str]:
-        """Start the tasks that wait for nothing.
+    def waiting(self) -> list[Cell]:
+        if self._is_given_up:
+            return []
+        return [
+            self.cells[progress.task.name, progress.placed.option.gpus]
+            for progress in self.progress
+            if progress.waits and progress.placed
+        ]
 
-        A task stays where it is if other commands have leased its GPUs, or if an earlier command's
-        run of it has ended meanwhile.
+    def ready(self) -> Iterator[Cell]:
+        """Yield the cells of the tasks that wait for nothing, in the plan's order.
 
-        Returns:
-            Why the rest must be planned again before more is started.
+        A task stays ready if other commands have leased its GPUs. If an earlier command's run of a
+        task has ended meanwhile, nothing more starts before the rest is planned again.
         """
+        if self._is_given_up:
+            return
+        self._plan_again()
+        for progress in self._ready_tasks():
+            assert progress.placed is not None  # always: so says `_ready_tasks`
+            option = progress.placed.option
+            self._take_record(progress)
+            if progress.status == "ok":
+                continue
+            if reason := self._reason_not_to_start(progress, option):
+                self._skip()
+                self._reasons_to_replan.append(reason)
+                return
+            yield self.cells[progress.task.name, option.gpus]
+
+    def _ready_tasks(self) -> list[TaskProgress]:
+        """Return the tasks that wait for nothing, by their planned start."""
         over_numbers = {number for number, progress in enumerate(self.progress) if progress.status}
         ready = [
             progress
             for progress in self.progress
             if progress.waits and progress.placed and not progress.before - over_numbers
         ]
-        for progress in sorted(
-            ready, key=lambda progress: 0.0 if progress.placed is None else progress.placed.start_s
-        ):
-            assert progress.placed is not None
-            name = progress.task.name
-            option = progress.placed.option
-            now_s = self.now_s()
-            self._take_record(progress)
-            if progress.status == "ok":
-                continue
-            if progress.status:
-                self._skip()
-                sentence = f"{name} ended {progress.status} in an earlier command"
-                return [Message("plan.ended-before", sentence, task=name, status=progress.status)]
-            if option.gpus not in {other.gpus for other in progress.options}:
-                self._skip()
-                sentence = f"{name} does not fit on {option.gpus}"
-                return [Message("plan.does-not-fit", sentence, task=name, gpus=option.gpus)]
-            cell = self.cells[name, option.gpus]
-            share = self.executor.machine.take(cell.config)
-            if share is None:
-                continue
-            process = self.executor.start(cell, share)
-            progress.cell = cell
-            progress.gpus = option.gpus
-            progress.gpu_ids = progress.placed.gpu_ids
-            progress.start_s = now_s
-            progress.limit_s = _latest_s(option)
-            where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(progress.gpu_ids)}"
-            planned = f"{in_hours(progress.placed.start_s)} to {in_hours(progress.placed.end_s)}"
-            log = f"{self.executor.folder}/{process.pid}_0_log.out"
-            sentence = (
-                f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}"
-            )
-            planned_ends_s = [progress.placed.start_s, progress.placed.end_s]
-            say(
-                Message(
-                    "plan.started",
-                    sentence,
-                    task=name,
-                    gpu_ids=[*progress.gpu_ids],
-                    planned_s=planned_ends_s,
-                    log=log,
-                )
-            )
-        return []
+        ready.sort(key=lambda task: 0.0 if task.placed is None else task.placed.start_s)
+        return ready
 
-    def _take_ended(self) -> list[str]:
-        """Take the results of cells that have ended. Return why the rest must be planned again."""
-        ended = self.executor.collect_ended()
-        ended_tasks = [
-            progress for progress in self.progress if any(progress.cell is cell for cell in ended)
-        ]
-        reasons = [reason for progress in ended_tasks if (reason := self._end(progress))]
-        if any(progress.status == "interrupted" for progress in ended_tasks):
-            # A terminal's signal has reached a cell, and Python may have dropped the command's.
-            raise KeyboardInterrupt
-        return reasons
+    def _reason_not_to_start(self, progress: TaskProgress, option: GpusOption) -> str:
+        """Return why a task cannot start as planned; "" if it can."""
+        name = progress.task.name
+        status = progress.status
+        if status:
+            sentence = f"{name} ended {status} in an earlier command"
+            return Message("plan.ended-before", sentence, task=name, status=status)
+        if option.gpus not in {other.gpus for other in progress.options}:
+            sentence = f"{name} does not fit on {option.gpus}"
+            return Message("plan.does-not-fit", sentence, task=name, gpus=option.gpus)
+        return ""
+
+    def take_started(self, started: StartedCell) -> None:
+        progress = next(
+            progress
+            for progress in self.progress
+            if progress.placed
+            and self.cells[progress.task.name, progress.placed.option.gpus] is started.cell
+        )
+        assert progress.placed is not None  # always: so says the search
+        name = progress.task.name
+        option = progress.placed.option
+        now_s = self.now_s()
+        progress.cell = started.cell
+        progress.gpus = option.gpus
+        progress.gpu_ids = progress.placed.gpu_ids
+        progress.start_s = now_s
+        progress.limit_s = latest_s(option)
+        where = f"{self.noun}{'s' if option.gpus > 1 else ''} {spans(progress.gpu_ids)}"
+        planned = f"{in_hours(progress.placed.start_s)} to {in_hours(progress.placed.end_s)}"
+        log = str(started.log)
+        sentence = f"{in_hours(now_s)} {name}: started on {where}, planned {planned}; log: {log}"
+        say(
+            Message(
+                "plan.started",
+                sentence,
+                task=name,
+                gpu_ids=[*progress.gpu_ids],
+                planned_s=[progress.placed.start_s, progress.placed.end_s],
+                log=log,
+            )
+        )
+
+    def take_ended(self, ended: Sequence[Cell]) -> None:
+        """Take the results of cells that have ended, and find tasks that run too long."""
+        for progress in self.progress:
+            if any(progress.cell is cell for cell in ended):
+                reason = self._end(progress)
+                if reason:
+                    self._reasons_to_replan.append(reason)
+        self._reasons_to_replan += self._overdue()
+
+    def give_up(self, why: SameFailureError, cancelled: int) -> None:
+        self._is_given_up = True
+        for progress in self.progress:
+            if progress.waits:
+                progress.cause = str(why)
 
     def _end(self, progress: TaskProgress) -> str:
         assert progress.cell is not None and progress.cell.result is not None
@@ -360,7 +338,7 @@ class CarryingOut:
             return Message("plan.ended-badly", f"{name} ended {status}", task=name, status=status)
         low = option.interval.low
         is_sooner = lasted_s < low - max(OUTSIDE * low, LEAST_OUTSIDE_S)
-        if is_sooner or lasted_s > _latest_s(option):
+        if is_sooner or lasted_s > latest_s(option):
             self._scale(progress, lasted_s)
             sentence = f"{name} took {in_hours(lasted_s)}, not {planned}"
             return Message(
@@ -488,11 +466,6 @@ def _failure(progress: TaskProgress) -> Message:
     name = progress.task.name
     sentence = f"{name}: {status}: {progress.cause}" if progress.cause else f"{name}: {status}"
     return Message("plan.failed", sentence, task=name, status=status, cause=progress.cause)
-
-
-def _latest_s(option: GpusOption) -> float:
-    """Return the longest time that still counts as within an option's interval."""
-    return option.interval.high + max(OUTSIDE * option.interval.high, LEAST_OUTSIDE_S)
 
 
 def _start_s(progress: TaskProgress) -> float:

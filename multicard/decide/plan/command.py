@@ -19,7 +19,7 @@ import msgspec
 from multicard.config.base import check_name
 from multicard.config.job import count
 from multicard.decide.plan import jobs_file, planning, tasks
-from multicard.decide.plan.carry_out import FOLDER, CarryingOut
+from multicard.decide.plan.carry_out import FOLDER, CarriedPlan
 from multicard.decide.plan.jobs_file import SLOWDOWN
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import GpusOption, PlanTask, Schedule
@@ -33,6 +33,7 @@ from multicard.records.output import STDOUT, Output, add_formats
 from multicard.records.schema_parts import PredictedInterval
 from multicard.records.text_table import TextTable, cut
 from multicard.sweep.executor import Executor
+from multicard.sweep.streak import SameFailureError
 
 WIDTH = 120
 LEAST_COLUMNS = 20  # The chart has at least this many columns.
@@ -125,14 +126,13 @@ class _Command:
         with closing(
             Journal(self.sweep / FOLDER / "events.jsonl", f"--name {self.name}")
         ) as journal:
-            executor = Executor(self.sweep, signal.SIGTERM, reports=False)
-            carrying_out = CarryingOut(
-                plan_tasks, self.node.gpus, cells, executor, journal, noun=self.node.noun
+            carried_plan = CarriedPlan(
+                plan_tasks, self.node.gpus, cells, journal, noun=self.node.noun
             )
-            if carrying_out.left():
-                plan = self._show(carrying_out.rest(), is_new=not carrying_out.first)
-                if carrying_out.began is not None and any(task.deadline_s for task in plan_tasks):
-                    now_s = carrying_out.now_s()
+            if carried_plan.left():
+                plan = self._show(carried_plan.rest(), is_new=not carried_plan.first)
+                if carried_plan.began is not None and any(task.deadline_s for task in plan_tasks):
+                    now_s = carried_plan.now_s()
                     since = f"the first command's start, {in_hours(now_s)} ago"
                     sentence = (
                         f"deadlines count from {since}; use `--name NAME` with a new name to begin"
@@ -140,21 +140,24 @@ class _Command:
                     )
                     say(Message("plan.deadlines-since", sentence, key="--name", seconds=now_s))
                 say("")
+                executor = Executor(self.sweep, signal.SIGTERM, reports=False)
                 try:
-                    carrying_out.run(plan.schedule)
+                    carried_plan.run(plan.schedule, executor)
+                except SameFailureError:
+                    pass  # The lines about the tasks that did not run say so.
                 except KeyboardInterrupt:
                     say(
                         Message("plan.resume", "to resume, type the same command again"), error=True
                     )
                     return 1
-        result = carrying_out.result()
+        result = carried_plan.result()
         say("\n".join(["", *result_lines(result)]))
         content = (run_folder.read_json(self.plan_file) or {}) | {"carried_out": result}
         for path in filter(None, (self.plan_file, self.options.json)):
             run_folder.write_json(path, content)
-        for line in carrying_out.failures():
+        for line in carried_plan.failures():
             print(line, file=sys.stderr)
-        return 1 if carrying_out.failures() else 0
+        return 1 if carried_plan.failures() else 0
 
     def _tasks(self) -> list[PlanTask]:
         """Return the tasks, or none, after printing why, if a job's time is not known at all."""
@@ -433,7 +436,7 @@ def as_dict(
 
 
 def result_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the table of a plan and its outcome (`CarryingOut.result`), as lines."""
+    """Return the table of a plan and its outcome (`CarriedPlan.result`), as lines."""
     rows = []
     for job in result["jobs"]:
         seconds = [job[key] for key in ("planned_start_s", "planned_end_s", "start_s", "end_s")]
