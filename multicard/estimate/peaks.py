@@ -12,7 +12,7 @@ import msgspec
 
 from multicard.config import compilation, schema
 from multicard.config.base import RunConfig, plain
-from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, OptimizerChoice
+from multicard.config.llm import Attention, Kernels, LlmConfig, OptimizerChoice
 from multicard.config.llm_models import HfConfig
 from multicard.config.roles import Role
 from multicard.config.vision import VisionConfig
@@ -23,6 +23,7 @@ from multicard.estimate.memory.facts import Facts, TextFacts
 from multicard.estimate.observations import Basis, axes
 from multicard.estimate.target import TargetMachine
 from multicard.estimate.totals import summed
+from multicard.llm import engines
 from multicard.machine.gpu_models import capability
 from multicard.messages import Message
 from multicard.records.rank_files import ModelSizes
@@ -182,8 +183,8 @@ def _computed_basis(config: RunConfig, target: TargetMachine, size: Facts) -> Me
             "counts only a rank's tensors: the record's peak memory is its process's, with Python"
             " and libraries"
         )
-    elif getattr(config, "engine", None) is Engine.trl:
-        notes.append("engine=trl: compared only on CPU ranks, as if all tokens were labelled")
+    elif isinstance(config, LlmConfig) and (note := engines.kind_of(config).memory_note):
+        notes.append(note)
     uncompared = _uncompared(config) if isinstance(config, LlmConfig) else {}
     notes += [f"{note}, not compared with a run" for note in uncompared.values()]
     return Message(

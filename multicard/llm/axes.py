@@ -5,14 +5,14 @@ These are precision, attention, kernels, optimizer and clipping. Imports no torc
 
 from importlib.util import find_spec
 
-from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
+from multicard.config.llm import Attention, Kernels, LlmConfig, Sharding
 from multicard.config.placement import Placement
 from multicard.llm import methods
 from multicard.messages import Refusal, install
 
 
 def check_axes(config: LlmConfig) -> None:
-    """Refuse (ValueError) values that the engine lacks, or would silently interpret otherwise."""
+    """Refuse (ValueError) values that do not fit each other. Engines refuse what they lack."""
     if config.formats.are_mixed:
         _check_mixed(config)
     if config.clip_grad_norm is not None:
@@ -22,13 +22,6 @@ def check_axes(config: LlmConfig) -> None:
     if config.optimizer.has_8_bits:
         _check_eight_bits(config)
         _check_paged_offload(config)
-    if config.kernels is Kernels.liger and config.engine is Engine.torchtune:
-        raise Refusal(
-            "llm.torchtune-kernels",
-            "kernels=liger: patches layers of transformers, not torchtune's; use `engine=trl`, or"
-            " `kernels=torch`",
-            key="kernels",
-        )
 
 
 def fits(config: LlmConfig, placement: Placement) -> None:
@@ -65,14 +58,6 @@ def _check_paged_offload(config: LlmConfig) -> None:
 
 def _check_mixed(config: LlmConfig) -> None:
     name = config.precision.name
-    if config.engine is Engine.torchtune:
-        raise Refusal(
-            "llm.torchtune-precision",
-            f"precision={name}: torchtune's recipes compute in the format of the weights; "
-            "use `engine=trl`, or `precision=bf16`",
-            key="precision",
-            value=name,
-        )
     # FSDP shards NF4 as numbers in the weights' format, and would convert them to the products'.
     is_sharded = config.world_size > 1 and config.sharding is not Sharding.ddp
     if methods.chosen(config).nf4 and is_sharded:
@@ -89,16 +74,6 @@ def _check_mixed(config: LlmConfig) -> None:
 
 def _check_clipping(config: LlmConfig) -> None:
     norm = config.clip_grad_norm
-    method = config.method.name
-    if config.engine is Engine.torchtune and not methods.chosen(config).clips:
-        raise Refusal(
-            "llm.recipe-clipping",
-            f"clip_grad_norm={norm}: the recipe of method={method} does not clip gradients; "
-            "use `engine=trl`, or `clip_grad_norm=null`",
-            key="clip_grad_norm",
-            value=norm,
-            method=method,
-        )
     if config.optimizer_in_bwd:
         raise Refusal(
             "llm.clipping-in-bwd",
@@ -110,14 +85,6 @@ def _check_clipping(config: LlmConfig) -> None:
 
 
 def _check_attention(config: LlmConfig) -> None:
-    if config.engine is Engine.torchtune:
-        raise Refusal(
-            "llm.torchtune-attention",
-            f"attention={config.attention}: torchtune chooses its attention itself; "
-            "use `engine=trl`, or `attention=auto`",
-            key="attention",
-            value=config.attention,
-        )
     if config.attention is Attention.flash and config.formats.products != "bf16":
         raise Refusal(
             "llm.flash-precision",

@@ -15,7 +15,8 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torchtune.data import CROSS_ENTROPY_IGNORE_IDX
 
-from multicard.config.llm import Engine, LlmConfig
+from multicard.config.llm import LlmConfig
+from multicard.llm import engines
 from multicard.llm.after_tuning import train_on
 from multicard.llm.batches import Batch, map_tensors
 from multicard.llm.step_probe import Probe
@@ -68,9 +69,10 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
     config = probe.config
     loader = engine.batches.loader
     rows = [loader.dataset[index % len(loader.dataset)] for index in range(config.batch_size)]
-    if config.packed and config.engine is Engine.torchtune:
+    masks_padding = engines.kind_of(config).masks_padding
+    if config.packed and not masks_padding:
         return [probe.to_device(map_tensors(loader.collate_fn(rows), lambda values: values))]
-    if config.packed:  # transformers' layers have a mask if a sequence holds several rows.
+    if config.packed:
         batch = loader.collate_fn(rows)
         return [probe.to_device(split_into_rows(batch, count)) for count in (2, 1)]
 
@@ -80,10 +82,8 @@ def first_batches(engine: TuningEngine, probe: Probe) -> list[Batch]:
             lambda values: values[:, : round(share * values.shape[1])].clone(),
         )
 
-    if config.engine is Engine.torchtune:
+    if not masks_padding:
         return [probe.to_device(shortened(share)) for share in LENGTH_SHARES]
-    # transformers' layers have a mask if a batch is padded, and none if all its rows have the same
-    # length.
     padding_options = [True, False] if probe.pairs or config.batch_size > 1 else [False]
     return [
         probe.to_device(pad_or_fill(shortened(share), probe.pad_id, is_padded))

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import PAPERS_WARMUP, Engine, LlmConfig, MethodConfig, Recipe
+from multicard.config.llm import PAPERS_WARMUP, LlmConfig, MethodConfig, Recipe
 from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import DATASETS
 from multicard.config.saving import TuningSave
@@ -24,8 +24,6 @@ from multicard.llm.method_options import (
     QatConfig,
 )
 from multicard.messages import Refusal
-
-NF4_BLOCK = 64 * 256  # This number of weights shares both levels of torchao's scales.
 
 
 @dataclass(frozen=True)
@@ -108,67 +106,9 @@ def check_groups(config: LlmConfig) -> None:
         )
 
 
-def check_nf4(config: LlmConfig) -> None:
-    """Refuse weights that NF4 cannot hold, or that torchtune would not quantise."""
-    method = config.method
-    model = config.model
-    ranks = config.world_size
-    assert isinstance(method, LoraConfig)
-    # bitsandbytes quantises weights of any size, and with FSDP on a single rank, too.
-    if config.engine is Engine.trl:
-        return
-    if ranks == 1 and config.distributed:
-        raise Refusal(
-            "llm.nf4-distributed-alone",
-            "recipe=distributed: torchtune's FSDP on one GPU cannot hold the NF4 weights of"
-            " method=qlora; use `recipe=auto`, or `gpus=2`",
-            key="recipe",
-        )
-    shapes = models.linears(model)
-    linears_without_adapter = []
-    if not models.family(model).quantizes_all:
-        with_adapter = adapted_linears(method)
-        linears_without_adapter = [name for name in shapes if name not in with_adapter]
-    if linears_without_adapter:
-        overrides = []
-        if not {*ATTENTION} <= {*method.attention}:
-            overrides.append(f"method.lora_attn_modules=[{','.join(ATTENTION)}]")
-        if not method.apply_lora_to_mlp:
-            overrides.append("method.apply_lora_to_mlp=true")
-        remedy = " ".join(overrides)
-        raise Refusal(
-            "llm.nf4-without-adapters",
-            f"method=qlora: torchtune only quantises linears of model={model.name} that have an"
-            f" adapter, and {', '.join(linears_without_adapter)} have none; use `{remedy}`",
-            key="method",
-            model=model.name,
-            plain=linears_without_adapter,
-        )
-
-    def divides(shape: tuple[int, int]) -> bool:
-        return math.prod(shape) % (NF4_BLOCK * ranks) == 0 and shape[0] % ranks == 0
-
-    uneven_linears = {
-        name: math.prod(shape) for name, shape in shapes.items() if not divides(shape)
-    }
-    if uneven_linears:
-        listed = ", ".join(f"{name} ({weights})" for name, weights in uneven_linears.items())
-        raise Refusal(
-            "llm.nf4-blocks",
-            f"method=qlora: NF4 needs the weights of each layer to be a multiple of {NF4_BLOCK} x"
-            f" {ranks} rank(s), but model={model.name} has {listed}; use fewer GPUs,"
-            " `method=lora`, or other sizes",
-            key="method",
-            model=model.name,
-            block=NF4_BLOCK,
-            ranks=ranks,
-            uneven=uneven_linears,
-        )
-
-
 METHODS: dict[str, Method] = {
     "lora": Method(LoraConfig, adapters=True),
-    "qlora": Method(LoraConfig, adapters=True, nf4=True, check=check_nf4),
+    "qlora": Method(LoraConfig, adapters=True, nf4=True),
     "dpo": Method(
         DpoConfig,
         adapters=True,
@@ -224,17 +164,6 @@ def check_recipes(options: MethodConfig) -> None:
 def chosen(config: LlmConfig) -> Method:
     """Return the method that the configuration selects."""
     return METHODS[config.method.name]
-
-
-def compiles(config: LlmConfig) -> bool:
-    """Return True if the engine supports `compile` with the selected method.
-
-    TRL does so if the model's layers are plain linears with adapters.
-    """
-    method = chosen(config)
-    if config.engine is Engine.trl:
-        return not method.nf4 and not method.fake_quantised
-    return method.compiles_distributed if config.distributed else method.compiles
 
 
 def adapted_linears(options: LoraConfig) -> list[str]:
@@ -324,13 +253,6 @@ def _check_recipe_options(config: LlmConfig) -> None:
             f"recipe=single_device: torchtune has no such recipe for method={name}; use"
             " `recipe=auto`",
             key="recipe",
-            method=name,
-        )
-    if config.compile and not compiles(config):
-        raise Refusal(
-            "llm.recipe-compile",
-            f"compile=true: the recipe of method={name} does not compile; use `compile=false`",
-            key="compile",
             method=name,
         )
     if config.packed and method.pairs:

@@ -90,8 +90,8 @@ LISTED_NAMES = 8  # A notice lists at most this number of names.
 
 def refuse(config: LlmConfig) -> None:
     """Refuse an engine, a method or a template that does not fit the other options."""
-    engines.check_engine(config)
     methods.check_options(config)
+    engines.check_engine(config)
     axes.check_axes(config)
     templates.check(config)
 

@@ -11,8 +11,8 @@ from math import isfinite
 from typing import Any
 
 from multicard.config.base import ProfileName
-from multicard.config.llm import Engine, LlmConfig
-from multicard.llm import methods
+from multicard.config.llm import LlmConfig
+from multicard.llm import engines, methods
 from multicard.llm.batches import COUNTS, Batch, count, map_tensors
 from multicard.llm.epoch_marks import LOGGED, EpochMarks
 from multicard.llm.held_out_evaluations import HeldOutEvaluations
@@ -130,8 +130,9 @@ class Probe:
         if self.substitute is not None:
             return
         figures = {key: float(payload[key]) for key in LOGGED if key in payload} | {"lr": self.lr}
-        if self.pairs and self.config.distributed and self.config.engine is Engine.torchtune:
-            figures["loss"] /= self.rank.world_size  # This recipe logs the sum over the ranks.
+        is_sum = engines.kind_of(self.config).sums_pair_losses
+        if self.pairs and self.config.distributed and is_sum:
+            figures["loss"] /= self.rank.world_size
         self.epoch.logged.append(figures)
         self.loss = figures["loss"]
 

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from multicard.config.llm import PAPERS_WARMUP, Engine, LlmConfig
+from multicard.config.llm import PAPERS_WARMUP, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import DATASETS, ChatConfig, StoredTextConfig
 from multicard.config.placement import Placement
-from multicard.llm import methods, models, preflight
+from multicard.llm import engines, methods, models, preflight
 from multicard.llm.data import templates, tokenizer
 from multicard.records import run_folder
 
@@ -37,7 +37,7 @@ def write(config: LlmConfig, placement: Placement, folder: Path) -> dict[str, An
     if isinstance(config.model, HfConfig):
         return folder_config(config, inputs, folder)
     cfg = torchtune_config(config, placement.device, inputs, _relative_to_cwd(folder))
-    if config.engine is Engine.torchtune:
+    if engines.kind_of(config).has_recipes:
         write_yaml(config, cfg, folder)
     return cfg
 

@@ -77,7 +77,7 @@ def tune(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str, Any]) -> No
     probe = Probe(rank, config, report)
     traffic = ReceivedBytes()
     cache = folder / ".datasets"
-    engine_module = importlib.import_module(engines.MODULES[config.engine])
+    engine_module = importlib.import_module(engines.kind_of(config).module)
     engine: TuningEngine
     with (
         traffic.all_reduces(),

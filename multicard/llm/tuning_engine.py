@@ -1,7 +1,8 @@
 """Define the interface of an engine, which runs the training loop of a tuning run.
 
 An engine is a module with a function `prepared(probe, cfg, run_cfg)`. This is a context manager
-that yields a `TuningEngine`, ready to train. `engines.MODULES` names the module.
+that yields a `TuningEngine`, ready to train. Its `EngineKind` names the
+module.
 
 `prepared` must do up to three things with the probe:
 

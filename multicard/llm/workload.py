@@ -4,7 +4,16 @@ from multicard.config import llm, llm_models, llm_texts, llm_tokenizers
 from multicard.config.base import PROFILES, PrecisionConfig
 from multicard.config.llm import LlmConfig
 from multicard.config.placement import Placement
-from multicard.llm import axes, int4_missing, methods, preflight, summary, torchtune_config, waiting
+from multicard.llm import (
+    axes,
+    engines,
+    int4_missing,
+    methods,
+    preflight,
+    summary,
+    torchtune_config,
+    waiting,
+)
 from multicard.llm.data.templates import TEMPLATES
 from multicard.machine import environment
 from multicard.records.schema import LlmRecord
@@ -27,7 +36,7 @@ def advise(config: LlmConfig, placement: Placement, bound: str) -> str:
     """Return the option to try next if a run is bound by `bound`."""
     on_cuda = placement.device == "cuda"
     method = methods.chosen(config)
-    compiles = on_cuda and methods.compiles(config) and not config.compile
+    compiles = on_cuda and engines.kind_of(config).compiles(config) and not config.compile
     packs = not config.packed and not method.pairs
     packing = waiting.packing_overrides(config)
     options = {

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from multicard.config.llm import Engine
 from multicard.config.placement import place
-from multicard.llm import engines, preflight, torchtune_config
+from multicard.llm import preflight, torchtune_config
+from multicard.llm.trl_kind import TrlKind
 from multicard.ranks.process import Rank
 from multicard.records import rank_files, run_folder
 from multicard.records.progress import Board
@@ -136,7 +136,7 @@ def test_one_rank_takes_the_same_steps_in_both_engines(both: Both, words: list[s
 
 def test_a_third_engine_is_a_class_and_a_function(both: Both, monkeypatch: pytest.MonkeyPatch):
     """That of tests/helpers, in the place of TRL's."""
-    monkeypatch.setitem(engines.MODULES, Engine.trl, "tests.helpers.plain_engine")
+    monkeypatch.setattr(TrlKind, "module", "tests.helpers.plain_engine")
     (theirs, expected), (ours, steps) = both("method=full", "epochs=2", "lr=3e-3")
     for name in ("loss", *SAME_COLUMNS):
         np.testing.assert_allclose(steps[name], expected[name], rtol=1e-5, err_msg=name)
@@ -177,7 +177,7 @@ def test_what_an_engine_cannot_do_is_refused(words: list[str], code: str, key: s
 
 def test_the_extra_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "multicard.llm.engines.find_spec", lambda name: None if name == "peft" else object()
+        "multicard.llm.trl_kind.find_spec", lambda name: None if name == "peft" else object()
     )
     with refused("llm.no-trl", key="engine", missing=["peft"]) as caught:
         preflight.refuse(typed_llm("engine=trl"))

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from multicard.config.base import RunConfig
-from multicard.config.llm import Attention, Engine, Kernels, LlmConfig, Sharding
+from multicard.config.llm import Attention, Kernels, LlmConfig, Sharding
 from multicard.config.vision import VisionConfig
 from multicard.estimate.memory import answers, eight_bit_states, liger_kernels
 from multicard.estimate.memory.answers import Active
@@ -35,6 +35,7 @@ from multicard.estimate.memory.torch_internals import (
     replicated,
 )
 from multicard.estimate.memory.tracker import CUDA_BLOCK_BYTES, HOST, Tracker
+from multicard.llm import engines
 from multicard.measure.timing import FORWARD
 from multicard.messages import Message, install
 from multicard.ranks.process import Rank
@@ -115,8 +116,8 @@ def tune(config: LlmConfig, facts: TextFacts, device: torch.device, tracker: Tra
         config = replace(config, attention=Attention.sdpa)
     if config.offloads:  # The steps are the same, and `tracker` leaves out the host's memory.
         config = replace(config, sharding=Sharding.fsdp)
-    name = "trl_step" if config.engine is Engine.trl else "tuning_step"
-    step = importlib.import_module(f"multicard.estimate.memory.{name}")  # The import takes seconds.
+    # The import takes seconds.
+    step = importlib.import_module(engines.kind_of(config).memory_module)
     ranks = fake_ranks(config.world_size, device) if config.distributed else nullcontext()
     with ranks as mesh, fake(device), patched(patches), restored_modules:
         step.run(config, facts, device, tracker, mesh)
