@@ -17,7 +17,7 @@ from analysis import rerun_commands
 from analysis.answers import Answer, answers
 from analysis.commands.best import known_rankings
 from analysis.figures.effect_charts import UNREPEATED, what_matters
-from analysis.figures.setting_charts import trade_off_of
+from analysis.figures.trade_off_chart import trade_off_of
 from analysis.report.blocks import Paragraph, Plot
 from analysis.report.sections import NO_GAIN, effects_section
 from analysis.runs import circumstances, load
@@ -230,13 +230,13 @@ def test_repeated_runs_give_an_interval(tmp_path: Path):
         for n, (gpus, time_s) in enumerate(times)
     ]
     found = answer(tmp_path, *each)
-    assert found.is_clearly_faster
-    facts = found.lead.facts
+    assert found.comparison.is_clearly_faster
+    facts = found.comparison.lead.facts
     assert facts["n"] == [3, 3] and 1.6 < facts["low"] < 101 / 60.5 < facts["high"] < 1.75
-    assert f"{facts['low']:.2f} to {facts['high']:.2f}" in found.evidence
+    assert f"{facts['low']:.2f} to {facts['high']:.2f}" in found.comparison.evidence
     wild = [run(gpus=1, total_s=0.01 * 100.0**n, repetition=n) for n in (1, 2, 3)]
     widest = answer(tmp_path / "wild", *wild, run(gpus=2))
-    assert " to >1000" in widest.evidence and widest.lead.facts["n"] == [1, 3]
+    assert " to >1000" in widest.comparison.evidence and widest.comparison.lead.facts["n"] == [1, 3]
 
 
 def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path):
@@ -252,7 +252,7 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
                 for one, t in zip(runs, times, strict=True)
             ]
         )
-        wrong += found.is_clearly_faster
+        wrong += found.comparison.is_clearly_faster
     assert wrong <= 4  # 5 % of the sweeps, not of the settings
 
 
@@ -322,7 +322,7 @@ def test_rows_that_make_no_whole_step_are_no_speed_up(tmp_path: Path):
     for rows, record in ((1000, whole), (896, part)):
         record["epochs"][0]["samples"], record["text_rows"]["read"] = rows, 1000
     found = answer(tmp_path, whole, part)
-    assert found.ranking.is_at_pace and not found.is_clearly_faster
+    assert found.ranking.is_at_pace and not found.comparison.is_clearly_faster
     part["epochs"][0]["samples"] = 992  # of batches of 32
     assert not answer(tmp_path, whole, part).ranking.is_at_pace
 
@@ -620,10 +620,13 @@ def test_a_slower_setting_has_the_interval_of_how_much_slower(tmp_path: Path):
             for n, (gpus, time_s) in enumerate(times)
         ]
         found = answer(tmp_path / str(spread), *each)
-        facts = found.lead.facts
-        assert found.lead.code == "answer.run" and facts["ratio"] == pytest.approx(0.6)
-        assert f"interval {1 / facts['high']:.2f} to {1 / facts['low']:.2f}" in found.evidence
-        assert ("not clearly" not in found.lead.sentence) is is_told
+        facts = found.comparison.lead.facts
+        assert found.comparison.lead.code == "answer.run" and facts["ratio"] == pytest.approx(0.6)
+        assert (
+            f"interval {1 / facts['high']:.2f} to {1 / facts['low']:.2f}"
+            in found.comparison.evidence
+        )
+        assert ("not clearly" not in found.comparison.lead.sentence) is is_told
 
 
 def at(day: int) -> dict[str, str]:

@@ -77,7 +77,7 @@ def test_best_counts_it_for_what_it_learned_alone(runs: list[Run]):
     assert column(ranking.columns(), "n").texts == ["2 of 3", "2"]
     assert column(ranking.columns(["memory"]), "peak_memory_bytes").values[0] == 7e9
     assert answered(runs).sentence.count("answer.run") == 1
-    assert find(str(answered(runs).lead), "answer.run").facts["n"] == [2, 2]
+    assert find(str(answered(runs).comparison.lead), "answer.run").facts["n"] == [2, 2]
 
 
 def test_effects_and_speed_ups_are_those_of_best(runs: list[Run]):

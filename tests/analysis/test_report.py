@@ -332,7 +332,7 @@ def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_
     assert first.typed == "python train_vision.py precision=fp16 gpus=4"
     assert (first.statement, first.doubts) == (answer.statement, answer.marks)
     assert answer.best.cost == pytest.approx(100 / 4**0.9) and answer.against is not None
-    assert (answer.against.cost, answer.is_default) == (160.0, True)
+    assert (answer.against.cost, answer.comparison.is_default) == (160.0, True)
     shown = {name: (sentence, command) for name, sentence, command in first.facts}
     assert shown["What it takes"] == (f"{answer.takes}.", "")
     assert answer.limit is not None and shown["What limits it"] == (

@@ -71,7 +71,9 @@ def test_steps_of_larger_batches_are_compared_by_the_time_of_as_many_samples(tmp
     large = script(480, 30, 10.7, **{"args__batch_size": 16})
     (only,) = found(tmp_path, small, large)
     assert only.setting == "args.batch_size=16" and only.ranking.is_at_pace
-    assert only.speedup is not None and only.speedup.ratio == pytest.approx(480 / 120 * 10 / 10.7)
+    assert only.comparison.speedup is not None and only.comparison.speedup.ratio == pytest.approx(
+        480 / 120 * 10 / 10.7
+    )
     (effects,) = [one for one in what_matters([only.ranking]) if one.measure == "total_s"]
     assert not effects.doubts
 
