@@ -17,9 +17,10 @@ from ..stats.between_runs import RepeatedRuns
 from . import ALL
 from .effect_charts import effects_alone
 from .experiment_charts import by_measure, copies, metrics
-from .setting_charts import efficiency, losses, phases, trade_off
+from .setting_charts import efficiency, losses, phases
 from .timelines import NEEDS as SAMPLES
 from .timelines import timelines
+from .trade_off_chart import trade_off
 from .vega import Chart, file_format, numbered, save
 
 # These functions draw special forms of a view. `by_measure` draws lines, bars and curves.

@@ -26,7 +26,7 @@ from ..stats.between_runs import REMEDY
 from ..stats.effects import Effect, Interaction, Point
 from ..stats.intervals import faster
 from .charts import LINE_BREAK, WIDTH
-from .setting_charts import MAX_SERIES, SettingGroup
+from .setting_groups import MAX_SERIES, SettingGroup
 from .vega import Chart, layered, numbered
 
 ROW_HEIGHT = 48  # The height of a bar and its name of three lines, in points.

@@ -16,7 +16,7 @@ from ..runs.load import Run
 from . import captions
 from .chart_data import Row
 from .charts import SERIES, SMALL_HEIGHT, SMALL_WIDTH, by_series, facets, heading, y_axis
-from .setting_charts import groups
+from .setting_groups import groups
 from .vega import Chart, numbered
 
 NEEDS = Message(

@@ -19,7 +19,8 @@ from ..commands.ranking import Ranking
 from ..experiments import Experiment, Panel
 from ..figures import captions, draw
 from ..figures.effect_charts import TIME, UNREPEATED, what_matters
-from ..figures.setting_charts import efficiency, losses, phases, trade_off_of
+from ..figures.setting_charts import efficiency, losses, phases
+from ..figures.trade_off_chart import trade_off_of
 from ..figures.vega import numbered
 from ..runs import grouping
 from ..runs.details import DetailedRun

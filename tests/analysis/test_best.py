@@ -13,7 +13,7 @@ import multicard
 from analysis.answers import sentences
 from analysis.commands import best
 from analysis.commands.ranking import Limits, RankedSetting, front
-from analysis.figures.setting_charts import trade_off
+from analysis.figures.trade_off_chart import trade_off
 from analysis.runs import load
 from analysis.runs.load import Run
 from analysis.runs.works import trained

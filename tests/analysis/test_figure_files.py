@@ -16,7 +16,7 @@ import pytest
 import vl_convert
 
 from analysis import experiments
-from analysis.figures import captions, chart_data, setting_charts, timelines, vega
+from analysis.figures import captions, chart_data, setting_charts, setting_groups, timelines, vega
 from analysis.figures import draw as figures
 from analysis.figures.experiment_charts import COPIED_IN_A_STEP, SHARE, STEP, TITLES
 from analysis.figures.vega import Chart
@@ -131,11 +131,11 @@ def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_
         (2, 0.5, None),
         (4, 2.5, None),
     ]
-    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_charts.MAX_SERIES + 1)]
+    run_records = [records.vision(lr=0.01 * (n + 1)) for n in range(setting_groups.MAX_SERIES + 1)]
     many = figures.losses(write(tmp_path / "many", *run_records))
     assert [figure.name for figure in many] == ["losses", "losses-2"]
     assert [len({row["series"] for row in figure.rows}) for figure in many] == [
-        setting_charts.MAX_SERIES,
+        setting_groups.MAX_SERIES,
         1,
     ]
 

@@ -16,7 +16,7 @@ from analysis import experiments
 from analysis.figures import captions, chart_data, experiment_charts, vega
 from analysis.figures.draw import experiment_figures
 from analysis.figures.effect_charts import effects_alone
-from analysis.figures.setting_charts import trade_off
+from analysis.figures.trade_off_chart import trade_off
 from analysis.figures.vega import Chart
 from analysis.runs import load, profile_metrics
 from analysis.stats import intervals

@@ -19,7 +19,8 @@ from analysis.claims import conditions
 from analysis.claims.comparison import ComparedCell, Readings
 from analysis.commands import best, compare, compared_cells
 from analysis.figures.effect_charts import what_matters
-from analysis.figures.setting_charts import losses, trade_off
+from analysis.figures.setting_charts import losses
+from analysis.figures.trade_off_chart import trade_off
 from analysis.report.blocks import SortableTable
 from analysis.runs import load
 from analysis.stats.between_runs import PRIOR_HELD_OUT_SD, RepeatedRuns

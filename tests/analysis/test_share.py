@@ -14,7 +14,7 @@ import pytest
 
 from analysis.__main__ import main
 from analysis.figures.chart_data import SHARED
-from analysis.figures.setting_charts import trade_off
+from analysis.figures.trade_off_chart import trade_off
 from analysis.runs import load
 from multicard.estimate import shared_rows
 from multicard.estimate.estimates import estimate
