@@ -138,11 +138,17 @@ def files(workload: Workload, group: str) -> list[str]:
 
     The entry may have files of its own, as for `preset`. Otherwise the entries share them.
     """
+    return sorted(path.stem for path in _folder(workload, group).glob("*.yaml"))
+
+
+def option_file(workload: Workload, group: str, option: str) -> Path:
+    """Return the file of a group's option."""
+    return _folder(workload, group) / f"{option}.yaml"
+
+
+def _folder(workload: Workload, group: str) -> Path:
     entry_folder = _file(workload).with_suffix("") / group
-    return sorted(
-        path.stem
-        for path in (entry_folder if entry_folder.is_dir() else CONF / group).glob("*.yaml")
-    )
+    return entry_folder if entry_folder.is_dir() else CONF / group
 
 
 def every_option(workload: Workload, group: str) -> list[str]:

@@ -15,7 +15,7 @@ from multicard.config import schema
 from multicard.config.keys import flat
 from multicard.config.roles import Role
 from multicard.records import limits
-from multicard.records.comparable import ALL_THREADS
+from multicard.records.comparable import ALL_THREADS, PRESET, PRESET_KEY
 from multicard.records.figures import FIGURES
 from multicard.records.schema import AnyRecord
 
@@ -36,7 +36,17 @@ FOLDER = "folder"
 MARKS = "marks"
 LIMITS = "limits"
 RESERVED = frozenset(
-    {FOLDER, MARKS, LIMITS, ALL_THREADS, *ABOUT, *FIGURES, *(kind.column for kind in limits.KINDS)}
+    {
+        FOLDER,
+        MARKS,
+        LIMITS,
+        ALL_THREADS,
+        PRESET,
+        PRESET_KEY,
+        *ABOUT,
+        *FIGURES,
+        *(kind.column for kind in limits.KINDS),
+    }
 )
 
 
@@ -61,6 +71,8 @@ def columns(folder: Path, record: AnyRecord) -> dict[str, Any]:
         FOLDER: str(folder),
         **{name: _value_at(record, place) for name, place in ABOUT.items()},
     }
+    if PRESET_KEY in record.config:  # Older records do not name their preset.
+        columns_about_run[PRESET] = record.config[PRESET_KEY]
     columns_about_run["segments"] = len(record.segments)
     ranks = int(axes.get("gpus") or 1) * int(axes.get("nodes") or 1)
     columns_about_run[ALL_THREADS] = None if record.threads is None else record.threads * ranks

@@ -17,7 +17,16 @@ from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message
 from multicard.records import figures, limits
-from multicard.records.comparable import ALL_THREADS, DATA, RECIPE, apart, following, kinds
+from multicard.records.comparable import (
+    ALL_THREADS,
+    DATA,
+    OVERRIDDEN,
+    PRESET,
+    RECIPE,
+    apart,
+    following,
+    kinds,
+)
 from multicard.records.limits import Forbids
 from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
@@ -62,7 +71,23 @@ def settings(runs: Sequence[Run]) -> list[str]:
         keys.append(TRACED)
     if any(run[DATA] is not None for run in runs):
         keys.append(DATA)
+    if _presets_name_settings(runs, keys):
+        keys = [PRESET, OVERRIDDEN, *keys]
     return keys
+
+
+def _presets_name_settings(runs: Sequence[Run], keys: Sequence[str]) -> bool:
+    """Return True if the runs have several presets, and the runs of a setting share theirs.
+
+    Otherwise one setting goes by several names: two presets set the same, or one was typed out.
+    """
+    presets = {run[PRESET] for run in runs}
+    if len(presets) < 2 or None in presets:
+        return False
+    presets_of_setting = grouped(runs, lambda run: tuple(run[key] for key in keys)).values()
+    return all(
+        len({(run[PRESET], run[OVERRIDDEN]) for run in same}) == 1 for same in presets_of_setting
+    )
 
 
 def _is_setting(name: str) -> bool:

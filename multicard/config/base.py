@@ -385,6 +385,15 @@ class TrainingConfig(RunConfig):
         since=("batch_size", None),
         is_internal=True,
     )
+    preset_chosen: Optional[str] = key(
+        None, "the chosen preset, by its own file", Role.beside, is_internal=True
+    )
+    preset_overridden: list[str] = key(
+        list,
+        "groups and keys that a preset sets, and that the command sets too",
+        Role.beside,
+        is_internal=True,
+    )
     pin_memory: bool = key(
         True,
         "keep batches in page-locked host memory, so that copies do not block",

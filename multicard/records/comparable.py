@@ -1,6 +1,7 @@
 """Decides which runs may be compared: runs that differ in one thing, on one machine and commit."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -21,6 +22,9 @@ REPETITION = "repetition"  # The column for the number of the repetition.
 # torchtune's recipe, which follows from the method and the number of GPUs unless it is forced.
 RECIPE = "recipe"
 SCALE = "scale"
+PRESET = "preset"  # The column for the preset, which names all that its file sets.
+PRESET_KEY = "preset_chosen"  # The key of the configuration that has it.
+OVERRIDDEN = "preset_overridden"  # The column for what the command sets otherwise.
 ALL_THREADS = "all_threads"  # The number of threads of all ranks together.
 LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # Columns that older records lack.
 
@@ -91,10 +95,14 @@ def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
     """
     axes = dict.fromkeys(chain.from_iterable(record.axes for record in records))
     settings = [measured_settings(record.config) for record in records]
-    keys = dict.fromkeys([*axes, *chain.from_iterable(settings), DATA, REPETITION])
+    keys = dict.fromkeys([PRESET, *axes, *chain.from_iterable(settings), DATA, REPETITION])
     rows = []
     for settings_of_record, record in zip(settings, records, strict=True):
         columns = {DATA: content(record), REPETITION: record.repetition or 1}
+        columns |= {
+            PRESET: record.config.get(PRESET_KEY),
+            OVERRIDDEN: record.config.get(OVERRIDDEN),
+        }
         rows.append(
             settings_of_record | {axis: cell(record, axis) for axis in record.axes} | columns
         )
@@ -107,12 +115,16 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     count as different.
 
     Keys that follow from another key are left out: what an option or axis sets
-    (`dataset.mean`, torchtune's recipe), and what `scale=smoke` sets.
+    (`dataset.mean`, torchtune's recipe), what a preset sets, and what `scale=smoke` sets. A preset
+    counts only if all rows have one.
     """
     differ = [
         key
         for key in keys
-        if len({row[key] for row in rows if key in row and not (key in LATER and row[key] is None)})
+        if key != OVERRIDDEN
+        and len(
+            {row[key] for row in rows if key in row and not (key in LATER and row[key] is None)}
+        )
         > 1
     ]
     if SCALE in differ:
@@ -127,6 +139,10 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
             for key in differ
             if key == SCALE or any(kinds(same, [key]) > 1 for same in by_scale)
         ]
+    if PRESET in differ:
+        unneeded = {PRESET} if any(row.get(PRESET) is None for row in rows) else set()
+        unneeded |= following_preset(rows, differ)
+        differ = [key for key in differ if key not in unneeded]
     options = {key.removesuffix(".name") for key in differ}
     follows = set[str]().union(*map(following, rows))
     implied = [
@@ -142,6 +158,43 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
         if kinds(rows, [*relevant, key]) > kinds(rows, relevant):
             needed.append(key)
     return needed
+
+
+def _values(rows: Sequence[Mapping[str, Any]], key: str) -> set[Any]:
+    """Return the values of a key in the rows that have it."""
+    values = {row[key] for row in rows if key in row}
+    return values - {None} if key in LATER else values
+
+
+def following_preset(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> set[str]:
+    """Return the keys in which rows differ only because they have other presets.
+
+    There are none if a row has no preset. A key does not follow if the command of some row sets it
+    too.
+    """
+    presets = dict.fromkeys(row.get(PRESET) for row in rows)
+    if len(presets) < 2 or None in presets:
+        return set()
+    overridden = set(chain.from_iterable(_names(row.get(OVERRIDDEN)) for row in rows))
+    by_preset = [[row for row in rows if row[PRESET] == preset] for preset in presets]
+    return {
+        key
+        for key in keys
+        if key != PRESET
+        and kinds(rows, [key]) > 1
+        and not any(_is_same_key(key, name) for name in overridden)
+        and all(kinds(same, [key]) == 1 for same in by_preset)
+    }
+
+
+def _names(column: Any) -> list[str]:
+    """Return the names in a list, or in the text of one, as columns of runs have it."""
+    return re.findall(r"[\w.]+", str(column or ""))
+
+
+def _is_same_key(key: str, typed_name: str) -> bool:
+    """Return True if a typed group or key sets the key, or the axis that shows it."""
+    return typed_name in (key, key.partition(".")[0]) or typed_name.endswith(f".{key}")
 
 
 def kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:
@@ -170,6 +223,8 @@ def cell(record: AnyRecord, name: str) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
     if name == DATA:
         return content(record) or "-"
+    if name == PRESET:
+        return record.config.get(PRESET_KEY) or "-"
     if name == REPETITION:
         return str(record.repetition or 1)
     return measured_settings(record.config).get(name, "-").strip('"')

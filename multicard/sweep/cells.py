@@ -23,7 +23,7 @@ from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
 from multicard.run.workload import Workload, new_notices
-from multicard.sweep import as_before, order
+from multicard.sweep import as_before, order, presets
 from multicard.sweep.command import Command
 from multicard.sweep.compositions import Compositions
 from multicard.sweep.order import Turn
@@ -316,6 +316,7 @@ def cell_of(
         "composed": composed,
         "cfg": cfg,
     }
+    cfg.preset_overridden = presets.overridden(workload, composed.hydra.overrides.task)
     try:
         config = prepare.typed(workload, cfg)
         if as_before.trains_on_all_rows(config, sweep):
