@@ -136,7 +136,7 @@ def text(
         width: the width in cells; None for any width. Lines that are too long are shortened in
             three steps. First, headings of several words are wrapped. Then the widest columns of
             text are cut; figures never are. Then the remaining columns follow in a second block,
-            which repeats the first column.
+            which repeats the first columns, as many as distinguish the rows.
         wrap: wrap columns that are too wide instead of cutting them.
         least_width: columns of text are not narrower than this, or than their heading.
     """
@@ -148,14 +148,16 @@ def text(
         cells[0] = [_in_lines(*column) for column in zip(*cells, strict=True)]
     sizes = _narrowed(cells, align, width, least_width)
     if width is not None and len(sizes) > 2 and _line_width(sizes) > width:
+        names = _naming_columns(rows, sizes, width)
         name = max(sizes[0], min(width // 2, max(map(_cell_width, (row[0] for row in cells)))))
+        name_sizes = [name] if names == 1 else sizes[:names]
         fitting_columns = 0
-        for end in range(1, len(sizes)):
-            if _line_width([name, *sizes[1:end]]) <= width:
+        for end in range(names, len(sizes)):
+            if _line_width([*name_sizes, *sizes[names:end]]) <= width:
                 fitting_columns = end
-        first_block = max(2, fitting_columns)
+        first_block = max(names + 1, fitting_columns)
         printed = []
-        for places in (range(first_block), (0, *range(first_block, len(sizes)))):
+        for places in (range(first_block), (*range(names), *range(first_block, len(sizes)))):
             head, *body = [[row[place] for place in places] for row in (headings, *rows)]
             letters = "".join(align[place] for place in places)
             printed += ["", *text(head, body, width, letters, wrap, least_width)]
@@ -269,6 +271,16 @@ def _least_widths(cells: Sequence[Sequence[list[str]]], align: str, least_width:
         size = max(map(_cell_width, column))
         least.append(size if side == "r" else min(size, max(least_width, _cell_width(column[0]))))
     return least
+
+
+def _naming_columns(rows: Sequence[Sequence[str]], sizes: Sequence[int], width: int) -> int:
+    """Return how many of the first columns distinguish the rows: 1 if that takes too much room."""
+    for names in range(1, len(sizes) - 1):
+        if names > 1 and _line_width(sizes[:names]) > width // 2:
+            break
+        if len({tuple(row[:names]) for row in rows}) == len(rows):
+            return names
+    return 1
 
 
 def _line_width(sizes: Sequence[int]) -> int:

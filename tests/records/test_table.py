@@ -287,6 +287,18 @@ def test_columns_that_do_not_fit_go_on_below_beside_the_first():
     assert text_table.alignment(["a", "b", "c"], times) == "rrr"
 
 
+def test_what_goes_on_below_names_its_rows_as_far_as_there_is_room():
+    headings = ["precision", "gpus", *(f"figure {place}" for place in range(6))]
+    settings = [("fp32", "1"), ("fp32", "2"), ("half", "1"), ("half", "2")]
+    rows = [[*setting, *(f"{place}.5" for place in range(6))] for setting in settings]
+    for width, names in ((50, 2), (20, 1)):
+        *_, last = "\n".join(text_table.text(headings, rows, width)).split("\n\n")
+        named = [tuple(line.split()[:names]) for line in last.split("\n")[-4:]]
+        assert named == [setting[:names] for setting in settings]
+    alike = [["a", "b", *row[2:]] for row in rows]
+    assert text_table.text(headings, alike, 50)[-1].split()[:2] == ["a", "4.5"]
+
+
 def test_cells_of_several_lines_and_blank_rows():
     assert text_table.text(["figure"], [["gains 0.75 x"]], 11, wrap=True)[1:] == ["gains", "0.75 x"]
     lines = text_table.text(["claim", "figures"], [["one", "1 s\n2 s"], ["", ""], ["  two", "3 s"]])
