@@ -149,10 +149,12 @@ def _table(
     cells = {
         name: [_value(name, run) for run in runs] for name in order if name not in shared_columns
     }
-    names = [name for name in cells if name in axes or set(cells[name]) - {"-", ""}]
+    names = [name for name in cells if set(cells[name]) - {"-", ""}]
+    constant = [name for name in axes if name in names and len({*cells[name]}) == 1]
+    varied = [name for name in axes if name not in constant]
     widths = dict(zip(names, text_table.least_widths(names, _rows(names, cells)), strict=True))
     dropped_columns = []
-    for name in (*DROPPED, *reversed(axes)):
+    for name in (*constant, *DROPPED, *reversed(varied)):
         if (
             limit is None
             or sum(widths[column] + text_table.GAP for column in names) - text_table.GAP <= limit
