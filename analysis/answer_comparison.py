@@ -180,21 +180,17 @@ class SettingComparison:
     def _unclear_lead(self, ratio: float) -> Message:
         """Word the lead if these runs cannot show which of two settings is faster."""
         assert self.against is not None
-        needed = self.needed_repetitions
-        remedy = f"even `repeat={recommended.MAX_REPETITIONS}` may not show it"
-        if needed is not None:
-            remedy = f"`repeat={needed}` would show more"
+        facts = {"needed": self.needed_repetitions, **self._comparison_facts}
         if {*self.run_counts} == {1}:
-            text = (
-                f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each;"
-                f" {remedy}"
-            )
-            return Message("answer.one-run-each", text, needed=needed, **self._comparison_facts)
-        text = (
-            f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence});"
-            f" {remedy}"
-        )
-        return Message("answer.not-known", text, needed=needed, **self._comparison_facts)
+            text = f"{self.setting} was {faster(ratio)} than {self.compared_with} in one run each"
+            return Message("answer.one-run-each", text, **facts)
+        text = f"{self.setting} is not clearly faster than {self.compared_with} ({self.evidence})"
+        return Message("answer.not-known", text, **facts)
+
+    @property
+    def is_unclear(self) -> bool:
+        """True if these runs cannot show which of the two settings is faster."""
+        return self.lead.code in ("answer.one-run-each", "answer.not-known")
 
     @property
     def needed_repetitions(self) -> int | None:

@@ -49,6 +49,17 @@ def fewer_ranks_suffice(comparison: SettingComparison) -> list[Message]:
     ]
 
 
+def repetitions(comparison: SettingComparison) -> list[Message]:
+    """Say how often to repeat, if these runs cannot show which setting is faster."""
+    if not comparison.is_unclear:
+        return []
+    needed = comparison.needed_repetitions
+    text = f"`repeat={needed}` would show which is faster"
+    if needed is None:
+        text = f"Even `repeat={recommended.MAX_REPETITIONS}` may not show which is faster"
+    return [Message("answer.repetitions", text, needed=needed)]
+
+
 def compilation(comparison: SettingComparison) -> list[Message]:
     """Say how long compilation takes, because training times leave it out."""
     compile_s, total_s = (

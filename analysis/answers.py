@@ -92,6 +92,7 @@ class Answer:
         if self.failings:
             text += f"; but {' and '.join(self.failings)}"
         remarks = [
+            *answer_remarks.repetitions(comparison),
             *answer_remarks.other_batch(comparison),
             *answer_remarks.unclear_fewer_ranks(comparison),
         ]

@@ -99,7 +99,11 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         ),
         (
             [run(**DEFAULT), run(gpus=2, total_s=99.5)],
-            [said("answer.one-run-each", setting="gpus=2", against="gpus=1", ratio=1.00503), SAME],
+            [
+                said("answer.one-run-each", setting="gpus=2", against="gpus=1", ratio=1.00503),
+                SAME,
+                said("answer.repetitions"),
+            ],
         ),
         (
             [run(**DEFAULT, compile_s=65.0)],
@@ -152,7 +156,7 @@ ALONE = (said("answer.one-setting", time=100.0), said("answer.accuracy", accurac
         # whatever is passed over, nothing is called faster unless it is clearly so
         (
             [run(**DEFAULT), run(gpus=2, total_s=99.5), run(0.1, **FAST)],
-            [said("answer.one-run-each", setting="gpus=2"), SAME],
+            [said("answer.one-run-each", setting="gpus=2"), SAME, said("answer.repetitions")],
         ),
         (
             [run(0.9, **DEFAULT), run(gpus=2, total_s=99.5)],
