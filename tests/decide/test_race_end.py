@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from benchmarks.race import MadeGrid, WorldKind
-from multicard.decide.race import command, live, outcome, readings
+from multicard.decide.race import command, final_runs, live, outcome, race_cells, readings
+from multicard.decide.race.final_runs import FinalRuns
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.outcome import BEATEN, CLOSE, IN, OUT, RaceVerdict, Standing
 from multicard.messages import Message
@@ -86,7 +87,7 @@ def test_a_cell_that_missed_its_target_does_not_win(
     )
     race = LiveRace(faked([8, 16, 32], tmp_path, monkeypatch, "target_accuracy=0.9"))
     race.run(SHARE)
-    finals = race.finals()
+    finals = FinalRuns(race).cells()
     for cell in finals:
         accuracy = accuracies[cell.number - 1]
         own = {
@@ -95,7 +96,7 @@ def test_a_cell_that_missed_its_target_does_not_win(
             "total_s": 9.0,
         }
         cell.result = records.as_run(own | {"test_accuracy": accuracy})
-    race.take_finals(finals)
+    FinalRuns(race).take(finals)
     race.journal.close()
     lines = command.end_lines(race, finals)
     said = "\n".join(line for line in lines if isinstance(line, Message))
@@ -121,7 +122,7 @@ def test_a_tuning_cell_that_missed_its_target_of_held_out_loss_does_not_win(
     rows = records.held_out_rows([2.0] * 10)
     record = records.as_record(records.llm(time_to_target_s=time_s) | records.evaluated(rows))
     cell: Any = SimpleNamespace(cfg={"target_loss": target})
-    reason = live._missed_target(cell, record)
+    reason = final_runs._missed_target(cell, record)
     if code is None:
         assert reason is None
     else:
@@ -194,7 +195,7 @@ Resumed = Callable[..., LiveRace]
 def resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resumed:
     """A race of a quarter of a made grid, which goes on after these lines of an earlier one."""
     made, numbers = MadeGrid(WorldKind(), SEED), count()
-    monkeypatch.setattr(live, "settings", lambda _: made.settings[::4])
+    monkeypatch.setattr(race_cells, "settings", lambda _: made.settings[::4])
     cells = faked(SIZES, tmp_path / "sweep", monkeypatch)
     Process.rates = dict(zip(SIZES, np.exp(made.truth[::4]).tolist(), strict=True))
 

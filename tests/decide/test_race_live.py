@@ -19,7 +19,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hydra_plugins.multicard_launchers._batches import SweepBatches
-from multicard.decide.race import command, live, processes, readings
+from multicard.decide.race import command, live, processes, race_cells, readings
+from multicard.decide.race.final_runs import FinalRuns
 from multicard.decide.race.live import LiveRace
 from multicard.decide.race.outcome import IN, OUT
 from multicard.decide.race.posterior import Prior
@@ -158,7 +159,9 @@ def test_a_group_of_which_options_are_swept_is_one_axis():
         ("loader=device", "batch_size=8"),
         ("loader=torch", "dataset.image_size=32"),
     ]
-    first, second, third = live.settings([made(number, *own) for number, own in enumerate(words)])
+    first, second, third = race_cells.settings(
+        [made(number, *own) for number, own in enumerate(words)]
+    )
     assert (
         first.keys()
         == second.keys()
@@ -186,7 +189,7 @@ def test_estimates_of_this_machine_are_priors(monkeypatch: pytest.MonkeyPatch):
             Estimate(config, target, each) for config, each in zip(configs, told, strict=True)
         ],
     )
-    first, second, third = live.priors(cells)
+    first, second, third = race_cells.priors(cells)
     assert first == Prior(
         pytest.approx(math.log(200.0)), pytest.approx(math.log(1.25) / 1.645), "scaled"
     )
@@ -232,7 +235,7 @@ def test_a_race_takes_blocks_by_turns_and_ends_those_that_are_out(race: Made, mo
     out = find(printed, "race.out", cell="[1/3]").facts["reason"]
     assert out.has({"status": "diverged", "cause": "of its own"})
     assert says(printed, "race.round", cells={"in": 2, "out": 1, "not started": 0}, ahead="[3/3]")
-    finals = ran.finals()
+    finals = FinalRuns(ran).cells()
     assert [cell.cfg.batch_size for cell in finals] == [32, 16] * 3
     assert [cell.cfg.repetition for cell in finals] == [1, 1, 2, 2, 3, 3] and finals[
         0
@@ -421,7 +424,7 @@ def test_a_race_in_bursts_says_so_once_and_claims_nothing(
     Process.load = {8: 0.5, 16: 0.5}
     ran.run(SHARE)
     monkeypatch.setattr(command.text_table, "terminal_width", lambda: 120)
-    lines = command.end_lines(ran, ran.finals())
+    lines = command.end_lines(ran, FinalRuns(ran).cells())
     said = "\n".join(line for line in lines if isinstance(line, Message))
     assert says(said, "race.not-sure", disturbed=4, blocks=6)
     assert not says(said, "race.how-sure") and not says(said, "race.less-sure")

@@ -10,6 +10,7 @@ from multicard.config.base import plain
 from multicard.config.job import count
 from multicard.config.roles import Role
 from multicard.decide.race import processes
+from multicard.decide.race.final_runs import FinalRuns
 from multicard.decide.race.live import LiveRace, out_line
 from multicard.decide.race.outcome import (
     BURSTS,
@@ -72,26 +73,27 @@ def run(sweep: Sweep, finals: Sweep) -> None:
     try:
         with processes.whole_machine(race.widest) as machine_share:
             race.run(machine_share)
-        runs = _measure_in_full(race, finals)
-        if race.widen(runs):
-            runs = _measure_in_full(race, finals)
-        race.take_finals(runs)
+        final_runs = FinalRuns(race)
+        runs = _measure_in_full(final_runs, finals)
+        if final_runs.widen(runs):
+            runs = _measure_in_full(final_runs, finals)
+        final_runs.take(runs)
         say("\n".join(end_lines(race, runs)))
         sweep.command.abandoned |= race.rules.verdict().winner is None
     finally:
         race.journal.close()
 
 
-def _measure_in_full(race: LiveRace, finals: Sweep) -> list[Cell]:
+def _measure_in_full(final_runs: FinalRuns, finals: Sweep) -> list[Cell]:
     """Measure the finalists in full, except for runs that were measured before."""
     cells_by_folder = {cell.folder: cell for cell in finals.cells}
-    runs = [cells_by_folder.get(cell.folder, cell) for cell in race.finals()]
+    runs = [cells_by_folder.get(cell.folder, cell) for cell in final_runs.cells()]
     new_runs = Sweep(finals.command, [cell for cell in runs if cell.folder not in cells_by_folder])
     settle(new_runs)
     finals.cells += new_runs.cells
     finals.refused += new_runs.refused
     if finals.left:
-        say(_finals_line(race, len(finals.left)))
+        say(_finals_line(final_runs.race, len(finals.left)))
         run_all(finals)
     return runs
 

@@ -14,27 +14,22 @@ from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
-from multicard.config.base import plain
 from multicard.config.job import Device, count
 from multicard.config.sweeps import share
-from multicard.config.vision import VisionConfig
-from multicard.decide.race import processes, readings
+from multicard.decide.race import processes, race_cells, readings
 from multicard.decide.race.outcome import IN, NOT_STARTED, OUT, RaceOptions
 from multicard.decide.race.posterior import Block, Prior
 from multicard.decide.race.processes import CellEndedError, CellProcess
 from multicard.decide.race.rules import Race
-from multicard.estimate import estimates, totals
-from multicard.estimate.observations import NORMAL_90
 from multicard.machine.shares import MachineShare, machine
 from multicard.measure.timing import clock_s, in_hours
 from multicard.messages import Message, say
 from multicard.ranks.elastic import was_killed
-from multicard.records import comparable, limits, run_folder
+from multicard.records import limits, run_folder
 from multicard.records.figures import FIGURES
 from multicard.records.journal import Journal, code_and_machine
-from multicard.records.limits import Forbids
 from multicard.records.run_folder import RecordedRun
-from multicard.records.schema import AnyRecord, ScriptRecord, VisionRecord
+from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import Limit
 from multicard.sweep.cells import Cell
 from multicard.sweep.executor import Executor, ending_on_error, left_no_record
@@ -46,62 +41,6 @@ FREE_MEMORY_SHARE = 0.1  # The share of the available memory that stays free.
 # A process on a GPU needs this much in addition to what torch has allocated: for its context, and
 # for the memory that torch caches.
 GPU_PROCESS_BYTES = 2 * 10**9
-# With this many images, the last, smaller batch of an epoch does not count.
-MANY_IMAGES = 10**7
-
-
-def settings(cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return the settings in which the cells differ, by axis, for each cell.
-
-    A group with several options (loader.name) is one axis that covers all its keys.
-    """
-    cell_settings = [comparable.measured_settings(plain(cell.config)) for cell in cells]
-    differing = set[str]()
-    for one_cell in cell_settings:
-        differing.update(
-            key
-            for key in one_cell
-            if any(one_cell[key] != other.get(key) for other in cell_settings)
-        )
-    keys = sorted(differing)
-    axes = {}
-    for key in keys:
-        group = key.partition(".")[0]
-        axes[key] = group if f"{group}.name" in keys else key
-    keys_of_axis = {axis: [key for key in keys if axes[key] == axis] for axis in axes.values()}
-    return [
-        {axis: str([one_cell.get(key) for key in names]) for axis, names in keys_of_axis.items()}
-        for one_cell in cell_settings
-    ]
-
-
-def priors(cells: Sequence[Cell]) -> list[Prior | None]:
-    """Return each cell's predicted log images/s, or None where there is no prediction.
-
-    Predictions need records of this machine. Tuning and scripts have none, because the tokens or
-    samples of a step are not known before it runs.
-    """
-    cell_priors: list[Prior | None] = [None] * len(cells)
-    if cells[0].config.race.figure != "images_per_s":
-        return cell_priors
-    with estimates.printing_errors():
-        for place, cell_estimate in enumerate(
-            estimates.estimate([cell.config for cell in cells], cells[0].folder)
-        ):
-            config = cell_estimate.config
-            step_s = cell_estimate.prediction.step_s
-            if (
-                isinstance(config, VisionConfig)
-                and step_s is not None
-                and cell_estimate.basis.is_own
-                and step_s.low > 0
-            ):
-                images = MANY_IMAGES / totals.length_of_images(config, MANY_IMAGES, 0).steps
-                sd = math.log(step_s.high / step_s.low) / (2 * NORMAL_90)
-                cell_priors[place] = Prior(
-                    math.log(images / step_s.value), sd, str(cell_estimate.basis)
-                )
-    return cell_priors
 
 
 class LiveRace:
@@ -140,12 +79,12 @@ class LiveRace:
         header = {"cells": [cell.config.identity() for cell in cells], **code_and_machine()}
         self.journal = Journal(path, owner, header, anew=bool(cells[0].cfg.rerun))
         if not self.journal.entries:  # Later predictions would rest on the race's own blocks.
-            self.journal.add(priors=priors(cells))
+            self.journal.add(priors=race_cells.priors(cells))
         cell_priors = [prior and Prior(*prior) for prior in self.journal.entries[0]["priors"]]
         options = RaceOptions(
             self.options.confidence, share(self.options.tolerance), runs=FINAL_RUNS
         )
-        self.rules = Race(settings(cells), cell_priors, options)
+        self.rules = Race(race_cells.settings(cells), cell_priors, options)
         self.alive: dict[int, CellProcess] = {}
         self.peaks: dict[int, list[int]] = {}
         self.trained_s: dict[int, float] = {}
@@ -309,7 +248,7 @@ class LiveRace:
                 return None
             if self.over_ranks and measured.apart_by is not None:
                 self._take_out(
-                    place, _no_speed_up_reason(limits.APART_BY[measured.apart_by].limit())
+                    place, no_speed_up_reason(limits.APART_BY[measured.apart_by].limit())
                 )
                 return None
             log_figure, error = measured.reading()
@@ -423,94 +362,8 @@ class LiveRace:
         """
         return fmean(self.trained_s.values()) + median(self._starts_s) if self.trained_s else None
 
-    def finals(self) -> list[Cell]:
-        """Return the full runs of the finalists, each of which gets a new process."""
-        runs = self.rules.final_runs
-        return [
-            processes.as_run(self.cells[place], turn - runs[0][0] + 1, is_probe=False)
-            for turn, place in runs
-        ]
 
-    def widen(self, finals: Sequence[Cell]) -> bool:
-        """Choose more cells to measure in full if the finalists' full runs show bursts of load.
-
-        Returns:
-            True if there are more runs to measure.
-        """
-        blocks = [
-            self._full_block(*turn, cell)
-            for turn, cell in zip(self.rules.final_runs, finals, strict=True)
-        ]
-        if not self.rules.widen([block for block in blocks if block is not None]):
-            return False
-        self.journal.add(ending=self.rules.ending, finalists=self.rules.finalists)
-        return True
-
-    def _full_block(self, turn: int, place: int, cell: Cell) -> Block | None:
-        """Return a full run as a block for the rules, or None if it has no figure."""
-        reading = (
-            None if cell.result is None else readings.full_run_reading(cell.result, self.figure)
-        )
-        if cell.result is None or reading is None:
-            return None
-        busy = limits.busy_share(cell.result.record)
-        slowed = readings.run_log_slowdown(cell.result)
-        return Block(place, turn, *reading, process=0, is_full=True, busy=busy, slowed=slowed)
-
-    def take_finals(self, finals: Sequence[Cell]) -> None:
-        """Add the finalists' full runs. A cell that missed its target in any run cannot win."""
-        lost_reasons = dict[int, str]()
-        missed_reasons = dict[int, str]()
-        measured_places = set[int]()
-        for (turn, place), cell in zip(self.rules.final_runs, finals, strict=True):
-            block = self._full_block(turn, place, cell)
-            if cell.result is None or block is None:
-                status = "not measured" if cell.result is None else cell.result.status
-                lost_reasons[place] = Message(
-                    "race.lost", f"{status} when it was measured in full", status=status
-                )
-                continue
-            forbidding_limits = limits.forbidding(limits.of(cell.result.record), Forbids.speed_up)
-            if self.over_ranks and forbidding_limits:
-                lost_reasons[place] = _no_speed_up_reason(forbidding_limits[0])
-                continue
-            measured_places.add(place)
-            reason = _missed_target(cell, cell.result.record)
-            if reason is not None:
-                missed_reasons[place] = reason
-            self.started += 1
-            self.rules.add_full(replace(block, process=self.started))
-        for place, reason in missed_reasons.items():
-            self.rules.out(place, reason)
-        for place, reason in lost_reasons.items():
-            if place not in measured_places:
-                self.rules.out(place, reason)
-
-
-def _missed_target(cell: Cell, record: AnyRecord) -> Message | None:
-    """Return a message if a full run missed its target accuracy or target held-out loss.
-
-    None if the run reached its target or had none.
-    """
-    if isinstance(record, ScriptRecord) or record.time_to_target_s is not None:
-        return None
-    if isinstance(record, VisionRecord):
-        target = cell.cfg.get("target_accuracy")
-        accuracy = record.test_accuracy or 0.0
-        if target is None:
-            return None
-        sentence = f"missed target_accuracy={target:g} in a full run, which ended at {accuracy:.1%}"
-        return Message("race.missed-target", sentence, target=target, reached=accuracy)
-    target = cell.cfg.get("target_loss")
-    loss = record.held_out_loss
-    if target is None:
-        return None
-    ended_at = "without a held-out loss" if loss is None else f"at {loss:.3f}"
-    sentence = f"missed target_loss={target:g} in a full run, which ended {ended_at}"
-    return Message("race.missed-target-loss", sentence, target=target, reached=loss)
-
-
-def _no_speed_up_reason(limit: Limit) -> Message:
+def no_speed_up_reason(limit: Limit) -> Message:
     """Return why a cell is out of a race between different world sizes."""
     return Message("race.shows-no-speed-up", limit.says, limit=limit.code)
 
