@@ -12,7 +12,15 @@ from multicard.config.sweeps import AUTO, refuse_race, starts_nothing
 from multicard.machine import shares
 from multicard.messages import Message, say
 from multicard.records.journal import JournalError
-from multicard.sweep import auto, cells, executor, predicted, slurm_submit, slurm_wait
+from multicard.sweep import (
+    auto,
+    auto_refusals,
+    cells,
+    executor,
+    predicted,
+    slurm_submit,
+    slurm_wait,
+)
 from multicard.sweep.again import Again
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command, Conclusion
@@ -56,7 +64,7 @@ class SweepBatches:
         configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         refuse_race(config, self.on_slurm, config.hydra.sweeper.max_batch_size)
         if config.auto is not None:
-            auto.refuse(config, self.on_slurm, self.packs)
+            auto_refusals.refuse(config, self.on_slurm, self.packs)
             words = [turn.words for turn in turns]
             resolved = auto.resolve(self.command, self.context, config, words, self.on_slurm)
             turns = [

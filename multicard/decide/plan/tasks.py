@@ -27,7 +27,7 @@ from multicard.estimate.totals import summed
 from multicard.machine import environment
 from multicard.messages import Message, Refusal
 from multicard.records.schema_parts import PredictedInterval
-from multicard.sweep import auto
+from multicard.sweep import auto_search
 from multicard.sweep.cells import Cell, RefusedCell, cell_of
 from multicard.sweep.compositions import task_of
 
@@ -326,7 +326,7 @@ def compose_runs(
             key = f"jobs.{job.name}.run"
             raise Refusal("plan.run", f"{key}: {error}", key=key, reason=str(error)) from None
     job_runs = []
-    for gpus in job.allowed or sorted(job.times) or auto.counts(node.gpus):
+    for gpus in job.allowed or sorted(job.times) or auto_search.counts(node.gpus):
         run = JobRun(job, gpus)
         if gpus > node.gpus:
             run = replace(
