@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,25 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         {key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS
     ]
     assert found.ignored == ({"version": 1} if name == "key.json" else {})
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.arrow"])
+def test_nan_is_an_empty_cell(name: str, tmp_path: Path):
+    row = {"instruction": "I", "input": math.nan, "output": "O", "score": math.nan}
+    stored = row if name == "a.jsonl" else [row]
+    if name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_text(json.dumps(stored))
+    elif name == "a.arrow":
+        (tmp_path / name).write_bytes(arrow([row], stream=True))
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / name)
+    key = f"dataset.data_files={tmp_path / name}"
+    for dataset in ("alpaca_cleaned", "chat"):
+        inputs = preflight.prepare(
+            typed_llm(f"dataset={dataset}", key, "dataset.split=0", "batch_size=1")
+        )
+        assert "nan" not in json.dumps(inputs.rows).lower()
+        assert not inputs.ignored
 
 
 @pytest.mark.parametrize(

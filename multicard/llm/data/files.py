@@ -8,6 +8,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.llm_texts import StoredTextConfig
-from multicard.llm.data import separated_rows
+from multicard.llm.data import json_texts, separated_rows
 from multicard.llm.data.json_tables import rows_of, table_of, without_header
 from multicard.llm.data.row_folders import KEY, TEST_KEY, FoundFiles, found_files, kind_of
 from multicard.messages import Refusal
@@ -225,7 +226,9 @@ def _parse_json(text: str, line: int | None = None) -> Any:
             twice=repeated_key,
         )
 
-    return json.loads(text, object_pairs_hook=without_repeated_key)
+    return json.loads(
+        text, object_pairs_hook=without_repeated_key, parse_constant=json_texts.constant
+    )
 
 
 def _json_lines(lines: Sequence[str]) -> list[Any]:
@@ -269,10 +272,19 @@ def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Remove keys with null values at every depth. Arrow's structs have the keys of all rows."""
+    """Remove keys with null values at every depth. Arrow's structs have the keys of all rows.
+
+    NaN is null too: pandas has it in empty cells.
+    """
     if isinstance(value, dict):
-        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {name: without_nulls(inner) for name, inner in value.items() if not _is_null(inner)}
+    if isinstance(value, list):
+        return [None if _is_null(inner) else without_nulls(inner) for inner in value]
+    return value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {

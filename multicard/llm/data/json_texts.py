@@ -22,6 +22,14 @@ CALL_KEYS = ("tool_calls", "function_call")  # A message may have them in place 
 ANSWER_COLUMNS = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
 
 
+def constant(word: str) -> float | None:
+    """Return the value of a word that Python writes into JSON for a number.
+
+    NaN is null: Python's json writes it for the empty cells of pandas.
+    """
+    return None if word == "NaN" else float(word)
+
+
 def as_object(text: str) -> Any:
     """Return the object or list that a text holds, or the text itself if it holds none.
 
@@ -30,7 +38,7 @@ def as_object(text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     with suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return json.loads(text, parse_constant=constant)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings():
         simplefilter("ignore")  # Python warns about backslashes that escape nothing.
         printed = ast.literal_eval(text.strip())
