@@ -3,12 +3,12 @@
 Each key of a message is read, passed on to the code that writes the message, or refused.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multicard.llm.data import json_texts
+from multicard.llm.data.calls import call_of, calls_of, join
 from multicard.llm.data.columns import RowColumns, is_filled
 from multicard.llm.data.harmony import check_harmony
 from multicard.llm.data.roles import (
@@ -36,8 +36,6 @@ FORM = (
 
 # Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
-FUNCTION_KEYS = ("name", "arguments", "parameters")
-FLAT_CALL_KEYS = ("id", "index")  # Keys of the call, where it has no `function`.
 
 
 def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
@@ -80,11 +78,21 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
-        if exchange is None:
-            converted.append(message(number, turn))
-        else:
+        if exchange is not None:
             converted += _split_exchange(turn, exchange, number)
+            continue
+        read = message(number, turn)
+        joined = join(converted[-1], read, number) if converted and _is_call(turn) else None
+        if joined is None:
+            converted.append(read)
+        else:
+            converted[-1] = joined
     return converted
+
+
+def _is_call(turn: Mapping[str, Any]) -> bool:
+    """Tell whether a message is a call of a tool by its role."""
+    return any(str(turn.get(key)).lower() in CALLS for key in ROLE_KEYS)
 
 
 def are_texts(turns: Any) -> bool:
@@ -173,11 +181,11 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     converted: Message = {"role": role, "content": content}
     converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
     if str(stated_role).lower() in CALLS:
-        converted |= {"content": "", "tool_calls": _calls_of(content, number)}
+        converted |= {"content": "", "tool_calls": calls_of(content, number)}
     elif role == "assistant" and is_filled(converted.get("function_call")):  # OpenAI's older form
-        converted["tool_calls"] = [_call(converted.pop("function_call"), number)]
+        converted["tool_calls"] = [call_of(converted.pop("function_call"), number)]
     if is_filled(converted.get("tool_calls")):
-        converted["tool_calls"] = _calls_of(converted["tool_calls"], number)
+        converted["tool_calls"] = calls_of(converted["tool_calls"], number)
     return _with_text_content(converted | _weight(number, role, turn), number)
 
 
@@ -233,65 +241,6 @@ def _part_text(part: Any, number: int, role: str) -> str:
         message=number,
         role=role,
         part=kind,
-    )
-
-
-def _calls_of(stored: Any, number: int) -> list[dict[str, Any]]:
-    """Return the calls in a list, in one object, or in the JSON of either."""
-    calls = stored
-    if isinstance(stored, str):
-        try:
-            calls = json.loads(stored)
-        except (ValueError, RecursionError):
-            raise _bad_call(stored, number) from None
-    if isinstance(calls, dict):
-        calls = [calls]
-    if not isinstance(calls, list):
-        raise _bad_call(stored, number)
-    return [_call(call, number) for call in calls]
-
-
-def _call(content: Any, number: int) -> dict[str, Any]:
-    """Return a call of a function in the form that templates read: its arguments are an object.
-
-    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON.
-    Other forms have both keys in the call itself.
-    """
-    try:
-        call = json.loads(content) if isinstance(content, str) else content
-        function = call["function"] if isinstance(call.get("function"), dict) else call
-        name = function["name"]
-        arguments = function.get("arguments", function.get("parameters"))
-        if isinstance(arguments, str) and arguments.strip():
-            arguments = json.loads(arguments)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _bad_call(content, number) from None
-    if not is_filled(arguments):
-        arguments = {}
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _bad_call(content, number)
-    if function is call:
-        call_fields = {key: value for key, value in call.items() if key in FLAT_CALL_KEYS}
-        read_keys = (*FUNCTION_KEYS, *FLAT_CALL_KEYS, "type")
-    else:
-        call_fields = {key: value for key, value in call.items() if key not in ("function", "type")}
-        read_keys = FUNCTION_KEYS
-    function_fields = {
-        key: value for key, value in function.items() if key not in read_keys and is_filled(value)
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "arguments": arguments} | function_fields,
-    } | call_fields
-
-
-def _bad_call(content: Any, number: int) -> Refusal:
-    return Refusal(
-        "llm.row-call",
-        f"message {number} does not hold a function call ({str(content)[:40]!r}); "
-        'write {"name": "...", "arguments": {...}}',
-        message=number,
-        content=str(content)[:40],
     )
 
 
