@@ -1,7 +1,7 @@
 """Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
@@ -35,6 +35,18 @@ FOLDER = ", or use engine=trl with model=hf, whose template may write it"
 SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
+class RowNotes(NamedTuple):
+    """Counts of rows that are likely to be a mistake.
+
+    Fields:
+        by_place: the rows of texts without roles, assigned to user and assistant in turn.
+        repeating: the rows whose answer begins with the text that it answers.
+    """
+
+    by_place: int = 0
+    repeating: int = 0
+
+
 class RowReader:
     """Converts rows to the form of a run's engine, and counts the columns that it does not read."""
 
@@ -43,8 +55,7 @@ class RowReader:
         self.pairs = methods.chosen(config).pairs
         self.unread = Unread()
         self.unlearnt = Counter[str]()  # Rows to leave out, by the column that says so.
-        self.repeating = 0  # Rows whose answer begins with the text that it answers.
-        self.by_place = 0  # Rows of texts without roles, assigned to user and assistant in turn.
+        self.notes = RowNotes()
         self._data = config.dataset
         self._is_of_files = getattr(self._data, "data_files", None) is not None
         self._template = templates.chosen(config)
@@ -82,19 +93,17 @@ class RowReader:
             pair = pairs.pair(columns, self._reader)
             self._refuse_lost_meaning(columns)
             converted = self.pair(pair, unread)
-            self.repeating += all(turns.repeats_prompt(conversation) for conversation in pair[:2])
+            self._note(repeats=all(map(turns.repeats_prompt, pair[:2])))
         elif self._is_chat:
             conversation = forms.conversation(columns)
             self._refuse_lost_meaning(columns)
             converted = self._convert_conversation(conversation, unread)
-            self.by_place += conversation.is_by_place
-            self.repeating += turns.repeats_prompt(conversation.messages)
+            self._note(conversation.is_by_place, turns.repeats_prompt(conversation.messages))
         elif self._template is None or DATASETS[self._data.name].conversations:
             conversation = forms.conversation(columns)
             self._refuse_lost_meaning(columns)
             converted = self._convert_share_gpt(conversation, unread)
-            self.by_place += conversation.is_by_place
-            self.repeating += turns.repeats_prompt(conversation.messages)
+            self._note(conversation.is_by_place, turns.repeats_prompt(conversation.messages))
         else:
             template_row = self._template_columns(columns)
             self._refuse_lost_meaning(columns)
@@ -105,6 +114,10 @@ class RowReader:
         if self._tokens is not None:
             self._tokens.end_row()
         return converted
+
+    def _note(self, is_by_place: bool = False, repeats: bool = False) -> None:
+        """Count a row that was read."""
+        self.notes = RowNotes(self.notes.by_place + is_by_place, self.notes.repeating + repeats)
 
     def token_notes(self) -> TokenNotes | None:
         """Return the counts of special tokens; None without a chat template."""
