@@ -64,6 +64,16 @@ def of_rows(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
                 rows=notes.repeating,
             )
         )
+    if notes.null_arguments:
+        messages.append(
+            Message(
+                "llm.null-arguments",
+                f"{notes.null_arguments} rows have calls with null arguments, which are written."
+                " datasets adds such keys if other rows have them: leave them out unless the call"
+                " should have them",
+                rows=notes.null_arguments,
+            )
+        )
     tokens = loaded.tokens
     if tokens is not None and tokens.rows:
         token_names = ", ".join([*tokens.within][:LISTED_NAMES])

@@ -1,10 +1,14 @@
 """Calls of tools in public rows: parallel calls, and calls that follow words of the assistant."""
 
 import json
+from pathlib import Path
 from typing import Any
 
-from multicard.llm.data import forms
-from tests.helpers.messages import refused
+from multicard.llm import preflight
+from multicard.llm.data import forms, merged_keys
+from tests.conftest import typed_llm
+from tests.helpers.messages import refused, says
+from tests.llm.test_chat import with_template, written
 
 Q, A = {"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}
 
@@ -54,3 +58,50 @@ def test_a_call_that_is_learnt_without_the_words_before_it_is_refused():
     with refused("llm.row-call-weight", message=3):
         messages_of(Q, A | {"weight": 0}, as_message("f"), A)
     assert messages_of(Q, A | {"loss": False}, as_message("f", loss=False), A)[1]["weight"] == 0
+
+
+# ---- keys of other rows
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_null_keys_of_other_rows_are_left_out_of_tools_and_calls():
+    text, null = {"type": "string", "enum": None, "default": None}, None
+    row = {
+        "messages": [Q, {"role": "assistant", "tool_calls": [call("f", a=1, b=None, c=None)]}],
+        "tools": [tool("f", a=text, b=text, c=null), tool("g", a=null, default=null)],
+    }
+    read = forms.conversation(forms.columns_of(row, {}))
+    kept = {"type": "string", "default": None}
+    assert read.tools == [tool("f", a=kept, b=kept), tool("g")]
+    messages = merged_keys.without_foreign_arguments(read.messages, read.tools)
+    assert messages[1]["tool_calls"] == [call("f", a=1, b=None)]
+    assert merged_keys.have_null_arguments(messages)
+
+
+def test_a_call_of_a_function_without_a_schema_keeps_its_nulls():
+    messages = messages_of(Q, {"role": "assistant", "tool_calls": [call("f", a=None)]})
+    for tools in (None, [{"function": {"name": "f"}}], [tool("g", b={})]):
+        assert merged_keys.without_foreign_arguments(messages, tools) == messages
+
+
+def test_null_arguments_are_told_before_the_start(tmp_path: Path):
+    def told(name: str, **arguments: Any) -> Any:
+        messages = [Q, {"role": "assistant", "tool_calls": [call("f", **arguments)]}]
+        config = typed_llm(
+            "dataset=chat",
+            written(tmp_path / name, {"messages": messages, "tools": [tool("f", a={}, b={})]}),
+            with_template(tmp_path / "t", "qwen"),
+            "dataset.split=0",
+            "batch_size=1",
+        )
+        (row,) = preflight.prepare(config).rows or ()
+        assert json.dumps(arguments) in "".join(piece["content"] for piece in row["pieces"])
+        return [
+            says(str(notice), "llm.null-arguments", rows=1) for notice in preflight.notices(config)
+        ]
+
+    assert any(told("nulls", a=1, b={"c": [None]})) and not any(told("none", a=1))

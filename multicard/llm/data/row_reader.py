@@ -1,6 +1,7 @@
 """Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from multicard.config.llm import LlmConfig
@@ -15,6 +16,7 @@ from multicard.llm.data import (
     half_characters,
     json_texts,
     learnt_rows,
+    merged_keys,
     pairs,
     templates,
     turns,
@@ -41,10 +43,12 @@ class RowNotes(NamedTuple):
     Fields:
         by_place: the rows of texts without roles, assigned to user and assistant in turn.
         repeating: the rows whose answer begins with the text that it answers.
+        null_arguments: the rows with a call that has a null argument.
     """
 
     by_place: int = 0
     repeating: int = 0
+    null_arguments: int = 0
 
 
 class RowReader:
@@ -89,21 +93,26 @@ class RowReader:
         if self._tokens is not None:
             self._tokens.begin_row()
         unread = Unread()
+        conversations = list[list[Message]]()
+        is_by_place = False
         if self.pairs:
             pair = pairs.pair(columns, self._reader)
             self._refuse_lost_meaning(columns)
-            converted = self.pair(pair, unread)
-            self._note(repeats=all(map(turns.repeats_prompt, pair[:2])))
-        elif self._is_chat:
+            chosen, rejected = (
+                merged_keys.without_foreign_arguments(messages, pair.tools) for messages in pair[:2]
+            )
+            conversations += chosen, rejected
+            converted = self.pair(pairs.Pair(chosen, rejected, pair.tools), unread)
+        elif self._is_chat or self._template is None or DATASETS[self._data.name].conversations:
             conversation = forms.conversation(columns)
             self._refuse_lost_meaning(columns)
-            converted = self._convert_conversation(conversation, unread)
-            self._note(conversation.is_by_place, turns.repeats_prompt(conversation.messages))
-        elif self._template is None or DATASETS[self._data.name].conversations:
-            conversation = forms.conversation(columns)
-            self._refuse_lost_meaning(columns)
-            converted = self._convert_share_gpt(conversation, unread)
-            self._note(conversation.is_by_place, turns.repeats_prompt(conversation.messages))
+            messages = merged_keys.without_foreign_arguments(
+                conversation.messages, conversation.tools
+            )
+            conversations.append(messages)
+            is_by_place = conversation.is_by_place
+            write = self._convert_conversation if self._is_chat else self._convert_share_gpt
+            converted = write(conversation._replace(messages=messages), unread)
         else:
             template_row = self._template_columns(columns)
             self._refuse_lost_meaning(columns)
@@ -113,11 +122,22 @@ class RowReader:
         self.unread.update(dict.fromkeys(unread, 1))  # Each column counts once a row.
         if self._tokens is not None:
             self._tokens.end_row()
+        self._note(conversations, is_by_place)
         return converted
 
-    def _note(self, is_by_place: bool = False, repeats: bool = False) -> None:
-        """Count a row that was read."""
-        self.notes = RowNotes(self.notes.by_place + is_by_place, self.notes.repeating + repeats)
+    def _note(self, conversations: Sequence[list[Message]], is_by_place: bool) -> None:
+        """Count a row that was read, for `notes`.
+
+        Args:
+            conversations: its conversation, or both conversations of a pair.
+        """
+        repeats = bool(conversations) and all(map(turns.repeats_prompt, conversations))
+        has_nulls = any(map(merged_keys.have_null_arguments, conversations))
+        self.notes = RowNotes(
+            by_place=self.notes.by_place + is_by_place,
+            repeating=self.notes.repeating + repeats,
+            null_arguments=self.notes.null_arguments + has_nulls,
+        )
 
     def token_notes(self) -> TokenNotes | None:
         """Return the counts of special tokens; None without a chat template."""
