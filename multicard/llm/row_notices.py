@@ -64,6 +64,20 @@ def of_rows(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
                 rows=notes.repeating,
             )
         )
+    if notes.missing_words:
+        words = {
+            f"{word} in {column}": rows for (column, word), rows in notes.missing_words.items()
+        }
+        counted_words = [f"{place} ({rows})" for place, rows in words.items()]
+        messages.append(
+            Message(
+                "llm.missing-words",
+                "words that often stand for a missing value are read as text:"
+                f" {', '.join(counted_words[:LISTED_NAMES])}. If the value is missing, leave its"
+                " cell empty, or the row out",
+                words=words,
+            )
+        )
     if notes.null_arguments:
         messages.append(
             Message(

@@ -21,7 +21,7 @@ from multicard.llm import preflight
 from multicard.llm.data import columns, files, row_sources
 from multicard.records import content
 from tests.conftest import typed_llm
-from tests.helpers.messages import find, refused
+from tests.helpers.messages import find, refused, says
 
 ROWS = [{"input": 'a, "b"\n c', "output": "é"}, {"input": "d", "output": "e"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -89,6 +89,31 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         {key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS
     ]
     assert found.ignored == ({"version": 1} if name == "key.json" else {})
+
+
+MISSING = {
+    "a.csv": ("instruction,input,output,note\nI,nan,O,nan\nI, ,None,x\n", "input", "output"),
+    "a.jsonl": (
+        '{"messages": [{"role": "user", "content": "nan"},'
+        ' {"role": "assistant", "content": "O"}]}\n'
+        '{"prompt": "Is it null or None?", "completion": "None"}\n',
+        "messages of the user",
+        "completion",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_words_for_a_missing_value_are_told_before_the_start(name: str, tmp_path: Path):
+    text, nan_in, none_in = MISSING[name]
+    (tmp_path / name).write_text(text)
+    key = f"dataset.data_files={tmp_path / name}"
+    config = typed_llm("dataset=chat", key, "dataset.split=0", "batch_size=1")
+    preflight.prepare(config)
+    (told,) = (
+        notice for notice in preflight.notices(config) if says(str(notice), "llm.missing-words")
+    )
+    assert told.facts["words"] == {f"nan in {nan_in}": 1, f"None in {none_in}": 1}
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.arrow"])

@@ -8,7 +8,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from multicard.config import pasting
 from multicard.messages import Refusal
@@ -77,12 +77,20 @@ OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 
 
+# Programs write these words for a missing value: Python's csv and f-strings, pandas, SQL exports.
+MISSING_WORDS = ("nan", "NaN", "None", "null", "NULL", "<NA>", "NaT")
+
 UNNAMED = "a column without a name"  # pandas writes its index as such a column.
 
 
 def is_filled(value: Any) -> bool:
     """Return False for null, and for an empty text, list or object."""
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
+
+
+def is_missing_word(value: Any) -> TypeGuard[str]:
+    """Tell whether a value is a word that programs write for a missing value."""
+    return isinstance(value, str) and value.strip() in MISSING_WORDS
 
 
 def override(renamed: Mapping[str, str | None]) -> str:
@@ -196,6 +204,14 @@ class RowColumns:
     def filled_unread(self, names: Sequence[str]) -> list[str]:
         """Return the names under which the row holds a value that was not read."""
         return [name for name in self.filled(names) if self._names_by_lower[name] in self._unread]
+
+    def missing_words(self) -> dict[str, str]:
+        """Return the read columns whose text is a word for a missing value, with the word."""
+        return {
+            self._file_names.get(name, name): value.strip()
+            for name, value in self._values.items()
+            if name not in self._unread and is_missing_word(value)
+        }
 
     def unread_with_meaning(self, names: Sequence[str] = BEARING) -> str | None:
         """Return the first unread column whose name gives it a meaning, or None."""

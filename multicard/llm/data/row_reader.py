@@ -1,7 +1,7 @@
 """Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from multicard.config.llm import LlmConfig
@@ -44,11 +44,14 @@ class RowNotes(NamedTuple):
         by_place: the rows of texts without roles, assigned to user and assistant in turn.
         repeating: the rows whose answer begins with the text that it answers.
         null_arguments: the rows with a call that has a null argument.
+        missing_words: the rows by column and word, if a column's whole text is a word for a missing
+            value, such as nan.
     """
 
     by_place: int = 0
     repeating: int = 0
     null_arguments: int = 0
+    missing_words: Mapping[tuple[str, str], int] = {}
 
 
 class RowReader:
@@ -122,21 +125,29 @@ class RowReader:
         self.unread.update(dict.fromkeys(unread, 1))  # Each column counts once a row.
         if self._tokens is not None:
             self._tokens.end_row()
-        self._note(conversations, is_by_place)
+        self._note(columns, conversations, is_by_place)
         return converted
 
-    def _note(self, conversations: Sequence[list[Message]], is_by_place: bool) -> None:
+    def _note(
+        self, columns: RowColumns, conversations: Sequence[list[Message]], is_by_place: bool
+    ) -> None:
         """Count a row that was read, for `notes`.
 
         Args:
             conversations: its conversation, or both conversations of a pair.
         """
+        words = columns.missing_words()
+        for messages in () if words else conversations:
+            for message in messages:
+                if names.is_missing_word(message["content"]):
+                    words[f"messages of the {message['role']}"] = message["content"].strip()
         repeats = bool(conversations) and all(map(turns.repeats_prompt, conversations))
         has_nulls = any(map(merged_keys.have_null_arguments, conversations))
         self.notes = RowNotes(
             by_place=self.notes.by_place + is_by_place,
             repeating=self.notes.repeating + repeats,
             null_arguments=self.notes.null_arguments + has_nulls,
+            missing_words=Counter(self.notes.missing_words) + Counter(words.items()),
         )
 
     def token_notes(self) -> TokenNotes | None:
