@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
-from multicard.llm.data.columns import RowColumns, guessed_override, override
+from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.guessed_columns import guessed_override
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.llm.data.turns import FORM, Message
