@@ -841,6 +841,23 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"content": "T"},
+        {"raw_content": "T", "url": "x", "meta": {"a": 1}},
+        {"prompt": "", "completion": "T"},
+    ],
+)
+def test_a_text_under_another_name_is_refused_with_how_to_learn_it_whole(row: Any, tmp_path: Path):
+    with refused("llm.broken-rows") as caught:
+        loaded(tmp_path, [row], *CHAT)
+    (word,) = shlex.split(find(str(caught.value), "llm.chat-no-messages").facts["remedy"])
+    (found,) = loaded(tmp_path, [row], *CHAT, word, "dataset.loss=all").rows or ()
+    (piece,) = found["pieces"]
+    assert piece["learnt"] and "T" in piece["content"]
+
+
+@pytest.mark.parametrize(
     ("words", "row"),
     [
         (CHAT, {"post": "Q", "human_ref_A": "A", "human_ref_B": "B"}),

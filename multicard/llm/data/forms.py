@@ -13,7 +13,7 @@ from multicard.llm.data import columns as names
 from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
 from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
-from multicard.llm.data.guessed_columns import guessed_override
+from multicard.llm.data.guessed_columns import guessed_override, guessed_text
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.llm.data.turns import FORM, Message
@@ -139,6 +139,10 @@ def _unknown_form(row: RowColumns) -> Refusal:
     is_read = bool(row.filled(names.CONTEXT))
     remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
+    if remedy is None:
+        remedy = guessed_text(row.values())
+        if remedy is not None:
+            hint = f", or learn its text as a whole, by `{remedy}` and `dataset.loss=all`"
     return Refusal(
         "llm.chat-no-messages",
         "has no list of messages, nor a question and its answer (found:"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from multicard.llm.data.columns import CHOICES, is_filled, override
+from multicard.llm.data.columns import ANSWER, CHOICES, READ, is_filled, override
 
 # For each of our names, words with which a column's name may begin. Short words must match whole.
 SIGNS = {
@@ -162,6 +162,23 @@ def guessed_override(
     if with_input and "input" not in renamed and len(choices) == 1:
         renamed["input"] = choices[0]
     return override(renamed)
+
+
+def guessed_text(row: Mapping[str, Any]) -> str | None:
+    """Return the override that names a row's only text as `text`, which is learnt whole.
+
+    Returns None if the row has several texts, or a column of another meaning. A question or an
+    answer is not such a text, except a completion of no prompt.
+    """
+    filled_names = [name for name, value in row.items() if is_filled(value)]
+    texts = [name for name in filled_names if isinstance(row[name], str)]
+    texts = [name for name in texts if not _describes_row(name)]
+    has_meaning = {name.lower().strip() for name in filled_names} & ({*READ} - {*ANSWER})
+    if has_meaning or len(texts) != 1:
+        return None
+    signs = (*SIGNS["instruction"], *SIGNS["output"])
+    is_part = texts[0] != "completion" and any(_has_sign(texts[0], sign) for sign in signs)
+    return None if is_part else override({"text": texts[0]})
 
 
 def _describes_row(name: str) -> bool:
