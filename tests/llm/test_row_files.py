@@ -416,6 +416,39 @@ def test_a_file_is_read_once_and_links_and_hidden_files_are_named(tmp_path: Path
     )
 
 
+def test_a_copy_is_read_once_and_files_without_rows_are_named(tmp_path: Path):
+    folder_of(tmp_path, "a.jsonl", "b.jsonl")
+    (tmp_path / "a (1).jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "none.json").write_text("[]")
+    (tmp_path / "dataset_infos.json").write_text(json.dumps({"default": {"splits": {}}}))
+    found = files.read_file(str(tmp_path))
+    assert sorted(row["input"] for row in found.rows) == ["a.jsonl", "b.jsonl"]
+    assert found.ignored == dict.fromkeys(
+        ["a.jsonl (a copy)", "empty.jsonl (no rows)", "none.json (no rows)", "*.json"], 1
+    )
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_a_damaged_stream_after_the_first_one_is_not_passed_over(
+    compress: Callable[[bytes], bytes], tmp_path: Path
+):
+    name = "a.jsonl.bz2" if compress is bz2.compress else "a.jsonl.xz"
+    (first, second) = (compress(line.encode()) for line in LINES.splitlines(keepends=True))
+    (tmp_path / name).write_bytes(first + second)
+    assert files.read_file(str(tmp_path / name)).rows == ROWS
+    for damaged in (second[:-4], b"x" + second[1:]):
+        (tmp_path / name).write_bytes(first + damaged)
+        with refused("llm.data-file-unread"):
+            files.read_file(str(tmp_path / name))
+
+
+def test_files_with_byte_order_marks_may_follow_one_another(tmp_path: Path):
+    lines = LINES.splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(line.encode("utf-8-sig") for line in lines))
+    assert files.read_file(str(tmp_path / "a.jsonl")).rows == ROWS
+
+
 def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_path: Path):
     folder_of(tmp_path, "test.jsonl", "validation.jsonl")
     with refused("llm.data-folder-splits", splits=["test", "validation"]) as caught:

@@ -33,10 +33,29 @@ def _zstd_decompressed(content: bytes) -> bytes:
     return pa.CompressedInputStream(pa.BufferReader(content), "zstd").read()
 
 
+def _streams_read_by(new_reader: Callable[[], Any]) -> Callable[[bytes], bytes]:
+    """Return a function that decompresses all streams of a content, with zeros between them.
+
+    Python's own functions pass over everything after the first stream that is damaged.
+    """
+
+    def decompress(content: bytes) -> bytes:
+        parts = list[bytes]()
+        while content:
+            reader = new_reader()
+            parts.append(reader.decompress(content))
+            if not reader.eof:
+                raise EOFError("it is cut off")
+            content = reader.unused_data.lstrip(b"\0")
+        return b"".join(parts)
+
+    return decompress
+
+
 OPENERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
+    ".bz2": _streams_read_by(bz2.BZ2Decompressor),
+    ".xz": _streams_read_by(lzma.LZMADecompressor),
     ".zst": _zstd_decompressed,
 }
 
@@ -133,6 +152,8 @@ def _read_all_files(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRo
         file_rows, file_ignored = _read_rows(file)
         rows += file_rows
         ignored.update(file_ignored)
+        if not file_rows:
+            ignored[f"{file.name} (no rows)"] += 1
         counts.append((file, len(file_rows)))
     return StoredRows(rows, dict(ignored), counts)
 
@@ -178,7 +199,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
     Args:
         is_lines: the file's name says JSON lines, so a single object is a row.
     """
-    text = decoded(content)
+    text = decoded(content).replace("\n\ufeff", "\n")  # `cat` of files with byte order marks
     if not text.strip():
         return [], {}
     lines = text.split("\n")
