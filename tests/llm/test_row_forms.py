@@ -636,6 +636,8 @@ def test_a_message_that_is_not_to_be_learnt_is_read_and_not_learnt_whatever_the_
         {"loss": False},
         {"masked": True},
         {"training": "false"},
+        {"loss_mask": 0},
+        {"step_loss_mask": 0},
     ):
         (row,) = loaded(tmp_path, [{"messages": [Q, A | switch, Q, B]}], *CHAT).rows or []
         assert [text for text, learnt in pieces(row) if learnt] == ["B<|eot_id|>"], switch

@@ -29,6 +29,10 @@ READ: dict[str, tuple[Any, str]] = {
     "all capitals": ({"messages": SHOUTED}, ONE),
     "sharegpt in capitals": ({"conversations": SHARED}, ONE),
     "blanks": ({"messages": [{" role": "user", "content ": "Q"}, A]}, ONE),
+    "blanks around a role": (
+        {"messages": [{"role": "user ", "content": "Q"}, {"role": "assistant\n", "content": "A"}]},
+        ONE,
+    ),
     "capitals as a list": (CAPITAL, ONE),
     "capitals as JSON": ({"messages": json.dumps(CAPITAL)}, ONE),
     "capitals of a question": ({"prompt": CAPITAL[:1], "completion": CAPITAL[1:]}, ONE),

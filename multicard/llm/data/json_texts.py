@@ -14,7 +14,7 @@ from warnings import catch_warnings, simplefilter
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, with_lower_keys
+from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, role_named, with_lower_keys
 from multicard.messages import Refusal
 
 TEXT_PART = ("type", "text")  # The keys of a part of a content.
@@ -142,7 +142,7 @@ def _answers_question(value: Any, questions: Sequence[str]) -> bool:
 
 def _role_of(message: Mapping[str, Any]) -> str | None:
     message = with_lower_keys(message)
-    return next((ROLES.get(str(message[key]).lower()) for key in ROLE_KEYS if key in message), None)
+    return next((role_named(message[key]) for key in ROLE_KEYS if key in message), None)
 
 
 def _is_message(value: Any) -> bool:

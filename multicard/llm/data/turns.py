@@ -23,6 +23,8 @@ from multicard.llm.data.roles import (
     ROLE_KEYS,
     ROLES,
     SWITCHES,
+    plain_name,
+    role_named,
     with_lower_keys,
 )
 from multicard.messages import Refusal
@@ -92,7 +94,7 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
 
 def _is_call(turn: Mapping[str, Any]) -> bool:
     """Tell whether a message is a call of a tool by its role."""
-    return any(str(turn.get(key)).lower() in CALLS for key in ROLE_KEYS)
+    return any(plain_name(turn.get(key)) in CALLS for key in ROLE_KEYS)
 
 
 def are_texts(turns: Any) -> bool:
@@ -151,10 +153,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     stated_role = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
     # If `from` does not name a known role, it is a key that is not read.
-    if ROLES.get(str(speaker).lower()) is not None:
-        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
-            str(stated_role).lower()
-        ):
+    if role_named(speaker) is not None:
+        if is_filled(turn.get("role")) and role_named(speaker) != role_named(stated_role):
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
     present_keys = [name for name in CONTENT_KEYS if turn.get(name) is not None]
@@ -167,7 +167,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         elif name == "value" and isinstance(turn[name], str | list):
             # A number would not be a text of the message.
             raise _two_values(number, CONTENT_KEYS[:2])
-    role = ROLES.get(str(stated_role).lower())
+    role = role_named(stated_role)
     if role is None:
         stated = "no role" if stated_role is None else f"role {stated_role!r}"
         raise Refusal(
@@ -180,7 +180,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         check_harmony(columns, number)
     converted: Message = {"role": role, "content": content}
     converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
-    if str(stated_role).lower() in CALLS:
+    if plain_name(stated_role) in CALLS:
         converted |= {"content": "", "tool_calls": calls_of(content, number)}
     elif role == "assistant" and is_filled(converted.get("function_call")):  # OpenAI's older form
         converted["tool_calls"] = [call_of(converted.pop("function_call"), number)]
