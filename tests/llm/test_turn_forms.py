@@ -52,6 +52,16 @@ READ: dict[str, tuple[Any, str]] = {
     "history of pairs": (ASKED | {"Chat_History": [["q", "a"]]}, PAST),
     "history as JSON": (ASKED | {"conversation_history": json.dumps([["q", "a"]])}, PAST),
     "history of texts": (ASKED | {"chat_history": ["q", "a"]}, PAST),
+    "gemini": (
+        {
+            "systemInstruction": {"role": "system", "parts": [{"text": "S"}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "Q"}]},
+                {"role": "model", "parts": [{"text": "A"}]},
+            ],
+        },
+        f"system: S | {ONE}",
+    ),
     "bedrock": (
         {
             "system": [{"text": "S"}],

@@ -25,6 +25,8 @@ def history_messages(row: RowColumns) -> list[Message]:
 def with_system(row: RowColumns, messages: list[Message]) -> list[Message]:
     """Return the messages, after the system's text if a column holds one."""
     text = row.get(*names.SYSTEM)
+    if isinstance(text, dict) and "parts" in text:
+        text = text["parts"]
     text = json_texts.one_text(text)
     if isinstance(text, str) and text.lstrip().startswith("[{"):
         parts = json_texts.one_text(json_texts.as_object(text))

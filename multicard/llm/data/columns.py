@@ -20,8 +20,9 @@ LISTS = ("dialog", "turns", "items", "data")
 # In public forms, these columns hold turns without speakers, alternately of the user and the
 # assistant: LIMA, DailyDialog, UltraChat. MT-Bench's `turns` only hold questions.
 BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
-CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
-SYSTEM = ("system", "system_prompt", "system_message")
+# `contents` is Gemini's.
+CONVERSATION = ("messages", "conversations", "conversation", "contents", *LISTS)
+SYSTEM = ("system", "system_prompt", "system_message", "systeminstruction", "system_instruction")
 TOOLS = ("tools", "functions")
 QUESTION = ("instruction", "prompt", "question", "query", "problem")
 CONTEXT = ("input", "context")

@@ -5,8 +5,8 @@ from itertools import chain
 from typing import Any
 
 ROLE_KEYS = ("role", "from")
-# The first key with a value is read. `message` is Cohere's.
-CONTENT_KEYS = ("content", "value", "text", "message")
+# The first key with a value is read. `message` is Cohere's, `parts` Gemini's.
+CONTENT_KEYS = ("content", "value", "text", "message", "parts")
 OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
 CALLS = ("function_call", "tool_call")  # The assistant's turn is a call, as JSON.
 # Maps the names in public data to ours. They include the names of ShareGPT, OpenAssistant,
