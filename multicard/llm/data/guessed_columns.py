@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from multicard.llm.data.columns import ANSWER, CHOICES, READ, is_filled, override
@@ -179,6 +180,12 @@ def guessed_text(row: Mapping[str, Any]) -> str | None:
     signs = (*SIGNS["instruction"], *SIGNS["output"])
     is_part = texts[0] != "completion" and any(_has_sign(texts[0], sign) for sign in signs)
     return None if is_part else override({"text": texts[0]})
+
+
+def has_meaning(name: str) -> bool:
+    """Tell whether a column's name says what it holds, in English."""
+    signs = chain(CONTEXT_WORDS, *SIGNS.values())
+    return _describes_row(name) or any(_has_sign(name, sign) for sign in signs)
 
 
 def _describes_row(name: str) -> bool:
