@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from multicard.llm import preflight
 from multicard.llm.data import forms, merged_keys
 from tests.conftest import typed_llm
@@ -58,6 +60,33 @@ def test_a_call_that_is_learnt_without_the_words_before_it_is_refused():
     with refused("llm.row-call-weight", message=3):
         messages_of(Q, A | {"weight": 0}, as_message("f"), A)
     assert messages_of(Q, A | {"loss": False}, as_message("f", loss=False), A)[1]["weight"] == 0
+
+
+# ---- calls as the text of an answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_call"),
+    [
+        ([{"name": "f", "arguments": {"a": 1}}], True),
+        ({"name": "f", "parameters": {"a": 1}}, True),
+        ([{"name": "h", "arguments": {"a": 1}}], False),
+        ([{"name": "f", "arguments": {"a": 1}, "why": "x"}], False),
+        ([{"name": "f", "arguments": [1]}], False),
+        ([], False),
+        ({"a": 1}, False),
+    ],
+)
+def test_an_answer_that_is_json_of_calls_of_its_tools_is_a_call(answer: Any, is_call: bool):
+    row = {"query": "Q", "output": json.dumps(answer), "tools": json.dumps([{"name": "f"}])}
+    (_, found) = forms.conversation(forms.columns_of(row, {})).messages
+    if is_call:
+        assert found == {"role": "assistant", "content": "", "tool_calls": [call("f", a=1)]}
+    else:
+        assert found == {"role": "assistant", "content": row["output"]}
+    row.pop("tools")
+    (_, found) = forms.conversation(forms.columns_of(row, {})).messages
+    assert found == {"role": "assistant", "content": row["output"]}
 
 
 # ---- keys of other rows

@@ -98,3 +98,21 @@ def join(before: Message, call: Message, number: int) -> Message | None:
         return None
     earlier_calls = before.get("tool_calls") or []
     return {**before, **others, "tool_calls": [*earlier_calls, *call["tool_calls"]]}
+
+
+def calls_in_text(text: Any, tools: Any) -> list[dict[str, Any]] | None:
+    """Return the calls in an answer that is JSON of calls of its row's tools; None for others.
+
+    xLAM's rows have such answers. The template says in the prompt how calls are written, so they
+    are calls rather than text.
+    """
+    if not isinstance(text, str) or not tools or not text.lstrip().startswith(("[", "{")):
+        return None
+    known = {str((tool.get("function") or tool).get("name")) for tool in tools}
+    try:
+        found = json.loads(text)
+        calls = found if isinstance(found, list) else [found]
+        are_calls = all({*call} <= {*FUNCTION_KEYS} and call["name"] in known for call in calls)
+        return calls_of(calls, 1) if calls and are_calls else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None

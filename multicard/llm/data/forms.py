@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
+from multicard.llm.data.calls import calls_in_text
 from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.guessed_columns import guessed_override, guessed_text
@@ -213,15 +214,16 @@ def _question_and_answer(row: RowColumns, question_columns: Sequence[str]) -> Co
     refuse_number(row, answer)
     earlier_turns = history_messages(row)
     question_turns = question_messages(row, question)
-    messages = [
-        *earlier_turns,
-        *question_turns,
-        *_answer_column(row, answer, flat=is_dialogue(row.peek(question))),
-    ]
+    tools = tools_of(row)
+    answer_turns = _answer_column(row, answer, flat=is_dialogue(row.peek(question)))
+    calls = calls_in_text(row.peek(answer), tools)
+    if calls is not None:
+        answer_turns = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    messages = [*earlier_turns, *question_turns, *answer_turns]
     all_messages = with_system(row, messages)
     begin = len(all_messages) - len(messages) + len(earlier_turns)
     return Conversation(
-        all_messages, tools_of(row), answer, prompt=range(begin, begin + len(question_turns))
+        all_messages, tools, answer, prompt=range(begin, begin + len(question_turns))
     )
 
 
