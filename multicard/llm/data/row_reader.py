@@ -12,6 +12,7 @@ from multicard.llm import methods
 from multicard.llm.data import (
     chat,
     choices,
+    form_refusals,
     forms,
     half_characters,
     json_texts,
@@ -294,13 +295,13 @@ class RowReader:
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
             reads_input = "instruction" in wanted
-            raise forms.missing_columns_refusal(
+            raise form_refusals.missing_columns_refusal(
                 columns, missing, self._reader, reads_input=reads_input
             )
         row: Row = {name: json_texts.one_text(columns.peek(name)) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
-            raise forms.no_text_refusal(textless)
+            raise form_refusals.no_text_refusal(textless)
         answer = wanted[-1]
         # The papers' own data sets have empty answers, and are read unchanged.
         if self._is_of_files and not row[answer].strip():
@@ -313,7 +314,7 @@ class RowReader:
         if "instruction" in wanted:
             context = forms.context(columns, "input")
             if isinstance(context, list | dict):
-                raise forms.no_text_refusal(["input"])
+                raise form_refusals.no_text_refusal(["input"])
             row["input"] = "" if context is None else str(context)
         choices.refuse_missing_choices(
             columns, "\n".join(row[name] for name in row if name != answer)
