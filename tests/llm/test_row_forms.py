@@ -761,6 +761,12 @@ def test_a_text_is_learnt_whole_and_segments_as_they_say(tmp_path: Path):
     ]
 
 
+@pytest.mark.parametrize("text", ["Q<|end_of_text|>", "Q<|end_of_text|>\n"])
+def test_a_text_that_ends_with_the_token_gets_no_second_one(text: str, tmp_path: Path):
+    (row,) = loaded(tmp_path, [{"text": text}], *CHAT, "dataset.loss=all").rows or []
+    assert pieces(row) == [(f"<|begin_of_text|>{text}", True)]
+
+
 @pytest.mark.parametrize(
     ("rows", "words", "remedy"),
     [
@@ -874,6 +880,7 @@ def test_a_text_under_another_name_is_refused_with_how_to_learn_it_whole(row: An
         (CHAT, {"question": "Q", "passage": "C"}),
         (ALPACA, {"instruction": "Q", "context": "C"}),
         (CHAT, {"a": "Q", "b": "A"}),
+        (CHAT, {"title": "T", "paragraphs": [{"context": "C", "qas": []}]}),
         (ALPACA, {"instruction": "Q", "score": "A"}),
         (PREFERENCE, {"prompt": "Q", "a": "A", "b": "B"}),
     ],

@@ -366,7 +366,8 @@ def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     begin, end = chat_template.begin_and_end()
     if not text.startswith(begin):
         text = begin + text
-    if not text.endswith(end):
+    # Texts that a template wrote before often end with a line break after the token.
+    if not text.rstrip().endswith(end):
         text += end
     return {"content": text, "learnt": True}
 

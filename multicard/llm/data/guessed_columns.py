@@ -168,18 +168,21 @@ def guessed_override(
 def guessed_text(row: Mapping[str, Any]) -> str | None:
     """Return the override that names a row's only text as `text`, which is learnt whole.
 
-    Returns None if the row has several texts, or a column of another meaning. A question or an
-    answer is not such a text, except a completion of no prompt.
+    Returns None if the row has several texts, or a column of another meaning: lists, or objects
+    other than metadata. A question or an answer is not such a text, except a completion of no
+    prompt.
     """
-    filled_names = [name for name, value in row.items() if is_filled(value)]
-    texts = [name for name in filled_names if isinstance(row[name], str)]
-    texts = [name for name in texts if not _describes_row(name)]
-    has_meaning = {name.lower().strip() for name in filled_names} & ({*READ} - {*ANSWER})
-    if has_meaning or len(texts) != 1:
+    others = [name for name, value in row.items() if is_filled(value) and not _describes_row(name)]
+    texts = [name for name in others if isinstance(row[name], str)]
+    if len(texts) != 1 or {name.lower().strip() for name in others} & ({*READ} - {*ANSWER}):
         return None
+    (text,) = texts
+    lists = [name for name in others if isinstance(row[name], list | dict)]
     signs = (*SIGNS["instruction"], *SIGNS["output"])
-    is_part = texts[0] != "completion" and any(_has_sign(texts[0], sign) for sign in signs)
-    return None if is_part else override({"text": texts[0]})
+    is_part = text != "completion" and any(_has_sign(text, sign) for sign in signs)
+    if is_part or not all(_has_sign(name, "meta") for name in lists):
+        return None
+    return override({"text": text})
 
 
 def has_meaning(name: str) -> bool:
