@@ -62,6 +62,32 @@ def test_a_call_that_is_learnt_without_the_words_before_it_is_refused():
     assert messages_of(Q, A | {"loss": False}, as_message("f", loss=False), A)[1]["weight"] == 0
 
 
+# ---- results
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"degrees": 3, "sky": "é"}, '{"degrees": 3, "sky": "é"}'),
+        ([{"degrees": 3}], '[{"degrees": 3}]'),
+        (["a", "b"], '["a", "b"]'),
+        (3.5, "3.5"),
+        (True, "true"),
+        ([{"type": "text", "text": "3"}], "3"),
+        ("3", "3"),
+    ],
+)
+def test_a_result_that_is_data_is_read_as_its_json(content: Any, text: str):
+    found = messages_of(Q, as_message("f"), {"role": "tool", "content": content}, A)
+    assert found[2]["content"] == text
+
+
+def test_a_result_with_an_image_or_nothing_is_refused():
+    for content, code in (([{"type": "image"}], "llm.chat-part"), (None, "llm.chat-no-text")):
+        with refused(code, message=3):
+            messages_of(Q, as_message("f"), {"role": "tool", "content": content}, A)
+
+
 # ---- calls as the text of an answer
 
 

@@ -3,6 +3,7 @@
 Each key of a message is read, passed on to the code that writes the message, or refused.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,8 @@ FORM = (
     'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content":'
     ' "..."}]}'
 )
+
+RESULT_ROLES = ("tool", "ipython", "function")
 
 # Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
@@ -178,6 +181,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         )
     if role == "assistant":
         check_harmony(columns, number)
+    if role in RESULT_ROLES and _is_data(content):
+        content = json.dumps(content, ensure_ascii=False)
     converted: Message = {"role": role, "content": content}
     converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
     if plain_name(stated_role) in CALLS:
@@ -187,6 +192,14 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     if is_filled(converted.get("tool_calls")):
         converted["tool_calls"] = calls_of(converted["tool_calls"], number)
     return _with_text_content(converted | _weight(number, role, turn), number)
+
+
+def _is_data(content: Any) -> bool:
+    """Tell whether the result of a tool is a value of JSON, rather than a text or its parts."""
+    if isinstance(content, list):
+        items = [item for item in content if isinstance(item, dict)]
+        return bool(content) and not any("type" in item or "text" in item for item in items)
+    return isinstance(content, dict | int | float)
 
 
 def _two_values(number: int, keys: Sequence[str]) -> Refusal:
