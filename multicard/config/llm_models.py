@@ -3,6 +3,7 @@
 Does not import torch.
 """
 
+import re
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
@@ -13,6 +14,8 @@ from omegaconf import MISSING
 from multicard.config.keys import Group, check_bounds, key, option_name
 from multicard.config.roles import MODEL_SIZE, Role
 from multicard.messages import Refusal
+
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # The name of a model on Hugging Face's hub.
 
 
 @dataclass
@@ -147,10 +150,16 @@ class HfConfig(DecoderConfig):
             )
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
+            remedy = "give the folder of a causal language model"
+            if HUB_NAME.fullmatch(self.path):
+                own_name = self.path.partition("/")[2]
+                remedy = (
+                    f"download it, as `hf download {self.path} --local-dir {own_name}`, and use"
+                    f" `model.path={own_name}`"
+                )
             raise Refusal(
                 "config.hf-no-folder",
-                f"model.path={self.path}: no such folder; give the folder of a causal language"
-                " model",
+                f"model.path={self.path}: no such folder; {remedy}",
                 key="model.path",
                 value=self.path,
             )
@@ -159,10 +168,12 @@ class HfConfig(DecoderConfig):
             values = values.get("text_config") or values
             sizes = {size: _first_value(values, names) for size, names in HF_SIZES.items()}
         except (OSError, ValueError, AttributeError):
+            remedy = "give the folder of a causal language model"
+            if (folder / "adapter_config.json").is_file():
+                remedy = "merge its adapter into the base (PEFT's merge_and_unload), and give that"
             raise Refusal(
                 "config.hf-no-config",
-                f"model.path={self.path}: its config.json is missing or damaged; "
-                "give the folder of a causal language model",
+                f"model.path={self.path}: its config.json is missing or damaged; {remedy}",
                 key="model.path",
                 value=self.path,
             ) from None

@@ -16,6 +16,7 @@ from multicard.config.llm_models import (
     LlamaConfig,
     Qwen25Config,
 )
+from multicard.llm.stored_weights import hold_the_same, stored_shapes
 from multicard.messages import Refusal
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
+OUTPUT = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 RANDOM = "random"  # A value of `model.weights`.
 LINEARS = (
     "attn.q_proj",
@@ -177,60 +180,6 @@ def flops(
     return trained + 3 * attention + reference_passes * (2 * weights + attention)
 
 
-def stored_shapes(folder_name: str, key: str) -> dict[str, Shape]:
-    """Return the shapes of the tensors in a folder's safetensors files, from the files' headers.
-
-    Args:
-        folder_name: Path of the folder.
-        key: The configuration key that names the folder.
-
-    Raises:
-        ValueError: The folder has no readable safetensors files.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    folder = Path(folder_name).expanduser()
-    remedy = "give a folder with *.safetensors and config.json, or `model.weights=random`"
-    if not folder.is_dir():
-        raise Refusal(
-            "llm.weights-absent",
-            f"{key}={folder_name}: no such folder; {remedy}",
-            key=key,
-            value=folder_name,
-        )
-    files = sorted(folder.glob("*.safetensors"))
-    shapes = dict[str, Shape]()
-    if not files and any(folder.glob("*.bin")):
-        raise Refusal(
-            "llm.weights-pickled",
-            f"{key}={folder_name}: its weights are pickled, and reading a pickle can run any"
-            " program; save them as safetensors (model.save_pretrained)",
-            key=key,
-            value=folder_name,
-        )
-    if not files:
-        raise Refusal(
-            "llm.no-weights",
-            f"{key}={folder_name}: holds no weights; {remedy}",
-            key=key,
-            value=folder_name,
-        )
-    for path in files:
-        try:
-            with safe_open(path, framework="np") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError:
-            raise Refusal(
-                "llm.weights-cut-off",
-                f"{key}={folder_name}: {path.name} is cut off, or not a safetensors file; download"
-                " it again",
-                key=key,
-                value=folder_name,
-                file=path.name,
-            ) from None
-    return shapes
-
-
 def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     """Refuse (ValueError) a checkpoint folder that does not hold this model's weights.
 
@@ -248,9 +197,9 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
     expected = {
         hugging_face_name(name): shape for name, shape in tensors(model, vocabulary).items()
     }
-    # `inv_freq` is computed anew. torchtune drops `lm_head.weight`, a copy of the embedding, from
-    # Qwen's weights only.
-    ignored = ("rotary_emb.inv_freq", *(["lm_head.weight"] if family(model) is QWEN2_5 else []))
+    # `inv_freq` is computed anew. torchtune drops the output, a copy of the embedding, from Qwen's
+    # weights only.
+    ignored = ("rotary_emb.inv_freq", *([OUTPUT] if family(model) is QWEN2_5 else []))
     unknown = [name for name in shapes if name not in expected and not name.endswith(ignored)]
     if unknown:
         raise Refusal(
@@ -260,6 +209,16 @@ def check_weights(model: DecoderConfig, vocabulary: int) -> None:
             key=key,
             value=model.weights,
             tensor=unknown[0],
+            model=model.name,
+        )
+    has_both = {OUTPUT, EMBEDDING} <= {*shapes}
+    if has_both and OUTPUT not in expected and not hold_the_same(model.folder, OUTPUT, EMBEDDING):
+        raise Refusal(
+            "llm.weights-two-outputs",
+            f"{key}={model.weights}: its {OUTPUT} differs from {EMBEDDING}, but model={model.name}"
+            f" has one tensor for both; use `engine=trl model=hf model.path={model.weights}`",
+            key=key,
+            value=model.weights,
             model=model.name,
         )
     for name, shape in expected.items():

@@ -18,10 +18,9 @@ from multicard.config.llm_tokenizers import (
     Qwen25TokenizerConfig,
 )
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import axes, engines, methods, models, quantised, whole_steps
+from multicard.llm import axes, engines, methods, models, quantised, row_notices, whole_steps
 from multicard.llm.data import (
     chat,
-    columns,
     files,
     held_out_rows,
     hub,
@@ -85,7 +84,6 @@ class Inputs:
 _LATEST_INPUTS: dict[str, Inputs] = {}
 # Notices by the same identity, for all cells of a sweep.
 _RUN_NOTICES: dict[str, list[Message]] = {}
-LISTED_NAMES = 8  # A notice lists at most this number of names.
 
 
 def refuse(config: LlmConfig) -> None:
@@ -155,8 +153,8 @@ def prepare(config: LlmConfig) -> Inputs:
             are_trained,
         )
         run_notices = [
-            *_held_out_notices(config, loaded, sum(are_trained)),
-            *_row_notices(loaded, last_alone),
+            *row_notices.of_held_out(config, loaded, sum(are_trained)),
+            *row_notices.of_rows(loaded, last_alone),
         ]
         if rows is not None and not config.packed:
             run_notices += whole_steps.notices(config, len(rows))
@@ -213,150 +211,6 @@ def notices(config: LlmConfig) -> list[Message]:
     Rows that were not read yet have no notices.
     """
     return _RUN_NOTICES.get(_identity(config), [])
-
-
-def _row_notices(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
-    messages = list[Message]()
-    if loaded.ignored:
-        counted_names = [f"{name} ({number})" for name, number in loaded.ignored.items()]
-        further_names = (
-            f" and {len(counted_names) - LISTED_NAMES} more"
-            if len(counted_names) > LISTED_NAMES
-            else ""
-        )
-        messages.append(
-            Message(
-                "llm.ignored",
-                f"not read: {', '.join(counted_names[:LISTED_NAMES])}{further_names}; see"
-                " ignored in the record",
-                ignored=dict(loaded.ignored),
-            )
-        )
-    if loaded.equal:
-        messages.append(
-            Message(
-                "llm.equal-pairs",
-                f"left out: {loaded.equal} pairs whose two answers are equal; see text_rows.equal"
-                " in the record",
-                pairs=loaded.equal,
-            )
-        )
-    if last_alone:
-        messages.append(
-            Message(
-                "llm.last-answers-alone",
-                f"only the last answer is learnt in {last_alone} rows: the chat template changes"
-                " an answer once others follow; see text_rows.last_alone in the record",
-                rows=last_alone,
-            )
-        )
-    if loaded.by_place:
-        messages.append(
-            Message(
-                "llm.turns-by-place",
-                f"{loaded.by_place} rows hold texts without roles. They are read as the user's and"
-                " the assistant's in turn; words in them that name a speaker are learnt as text",
-                rows=loaded.by_place,
-            )
-        )
-    # In a few rows, an answer may well repeat its question on purpose.
-    if 2 * loaded.repeating > loaded.wanted:
-        messages.append(
-            Message(
-                "llm.answers-repeat",
-                f"the answers of {loaded.repeating} rows begin with the whole text that they"
-                " answer, so a row holds this text twice. Give the answers alone, unless they"
-                " should repeat it",
-                rows=loaded.repeating,
-            )
-        )
-    tokens = loaded.tokens
-    if tokens is not None and tokens.rows:
-        token_names = ", ".join([*tokens.within][:LISTED_NAMES])
-        messages.append(
-            Message(
-                "llm.template-twice",
-                f"{tokens.rows} rows have tokens of the chat template in their own text"
-                f" ({token_names}). The template writes these tokens a second time. Give the"
-                " text alone, or segments that are learnt unchanged",
-                rows=tokens.rows,
-                tokens=dict(tokens.within),
-            )
-        )
-    if tokens is not None and tokens.unended:
-        messages.append(
-            Message(
-                "llm.answers-unended",
-                f"{tokens.unended} rows have an answer that no special token ends, so that the"
-                " model does not learn to stop. Give a chat template that writes such a token"
-                " after each answer",
-                rows=tokens.unended,
-            )
-        )
-    return messages
-
-
-def _held_out_notices(
-    config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int
-) -> list[Message]:
-    """Return the notices about held-out rows, or about their absence."""
-    data = config.dataset
-    if loaded.too_few:
-        return [
-            Message(
-                "llm.too-few-to-hold-out",
-                f"no row is held out: too few of the {loaded.wanted} rows would be left to train or"
-                " to measure on",
-                key="dataset.split",
-                rows=loaded.wanted,
-            )
-        ]
-    if loaded.held_out is None:
-        return []
-    count = len(loaded.held_out.rows)
-    trained = len(loaded.rows or ())
-    splits = loaded.held_out.splits
-    explanation = (
-        "`dataset.split=0` trains on all rows"
-        if data.split is not None
-        else "they are the rows of dataset.test_files"
-    )
-    messages = [
-        Message(
-            "llm.held-out",
-            f"held out: {count} rows; {trained} rows are trained on. The held-out loss is measured"
-            f" after each epoch ({explanation})",
-            key="dataset.split" if data.split is not None else "dataset.test_files",
-            rows=count,
-            trained=trained,
-        )
-    ]
-    if splits is not None:
-        remedy = columns.override({"split": None})
-        messages = [
-            Message(
-                "llm.held-out-by-column",
-                f"held out: {count} rows that the column {splits.column} calls {splits.part};"
-                f" {trained} rows are trained on. `{remedy}` trains on rows of all splits",
-                key="dataset.columns",
-                rows=count,
-                trained=trained,
-                column=splits.column,
-                part=splits.part,
-                remedy=remedy,
-            )
-        ]
-    if also_trained:
-        messages.append(
-            Message(
-                "llm.also-trained",
-                f"{also_trained} of {count} held-out rows are equal to rows that are trained on:"
-                " the held-out loss is lower than on new rows",
-                rows=also_trained,
-                held_out=count,
-            )
-        )
-    return messages
 
 
 def train_tokenizer(config: LlmConfig, loaded: row_sources.LoadedRows) -> list[bytes] | None:

@@ -3,6 +3,7 @@ have the tokens that transformers gives them.
 """
 
 import json
+import shlex
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,23 @@ def test_tokens_beside_a_template_are_a_torchtune_models_only_if_it_has_them(tmp
     assert (
         text(row) == "<|begin_of_text|><user>What is it?<|eot_id|><assistant>An answer.<|eot_id|>"
     )
+
+
+@pytest.mark.parametrize("turn", ["<|im_start|>", "<|start_header_id|>", "<turn>"])
+def test_a_base_model_is_refused_with_the_form_that_its_tokens_fit(turn: str, tmp_path: Path):
+    place = tmp_path / "base"
+    place.mkdir()
+    byte_tokenizer(place, turn, "<|im_end|>", "<|eot_id|>")
+    (place / "config.json").write_text(json.dumps({"model_type": "llama", **SIZES}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": SAID}) + "\n")
+    chats = ("dataset=chat", f"dataset.data_files={tmp_path / 'rows.jsonl'}", "dataset.split=0")
+    words = words_of(place, *chats, "batch_size=1")
+    with refused("llm.no-chat-template", key="model.path") as caught:
+        preflight.prepare(typed_llm(*words))
+    remedy = caught.value.facts["remedy"]
+    if turn == "<turn>":
+        assert remedy is None
+        return
+    (word,) = shlex.split(remedy)
+    (row,) = preflight.prepare(typed_llm(*words, word)).rows or ()
+    assert turn in "".join(piece["content"] for piece in row["pieces"])

@@ -35,6 +35,7 @@ from multicard.machine import gpu_models
 from multicard.ranks.process import Rank
 from tests.conftest import typed_llm, warm_up
 from tests.helpers.launching import on_ranks
+from tests.helpers.messages import refused
 from tests.llm.test_llm_run import ALL_ADAPTED, QWEN
 
 
@@ -102,7 +103,7 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     """The same weights in the classes that the published checkpoints are for,
     which write config.json by themselves.
     """
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file, save_file
     from torchtune import config as torchtune_config
     from torchtune.models.convert_weights import hf_to_tune
     from torchtune.models.qwen2 import qwen2_hf_to_tune
@@ -138,6 +139,14 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path):
     config = typed_llm(f"model={name}", *SMALL, f"model.weights={tmp_path}")
     models.check_weights(config.model, 500)
     state = load_file(tmp_path / "model.safetensors")
+    if qwen and tied:
+        own_output = state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}
+        save_file(own_output, tmp_path / "model.safetensors", {"format": "pt"})
+        models.check_weights(config.model, 500)
+        own_output["lm_head.weight"][0] += 1
+        save_file(own_output, tmp_path / "model.safetensors", {"format": "pt"})
+        with refused("llm.weights-two-outputs", key="model.weights"):
+            models.check_weights(config.model, 500)
     shape = {"num_heads": 4, "num_kv_heads": 2, "dim": 256}
     state = (
         qwen2_hf_to_tune(state, **shape, tie_word_embeddings=tied)

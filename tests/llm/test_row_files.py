@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from multicard.llm import preflight
 from multicard.llm.data import columns, files, row_sources
 from multicard.records import content
 from tests.conftest import typed_llm
-from tests.helpers.messages import find, refused
+from tests.helpers.messages import find, refused, says
 
 ROWS = [{"input": 'a, "b"\n c', "output": "é"}, {"input": "d", "output": "e"}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
@@ -88,6 +89,50 @@ def test_the_same_rows_are_read_of_each_form_of_file(name: str, tmp_path: Path):
         {key: text.replace("\r\n", "\n") for key, text in row.items()} for row in ROWS
     ]
     assert found.ignored == ({"version": 1} if name == "key.json" else {})
+
+
+MISSING = {
+    "a.csv": ("instruction,input,output,note\nI,nan,O,nan\nI, ,None,x\n", "input", "output"),
+    "a.jsonl": (
+        '{"messages": [{"role": "user", "content": "nan"},'
+        ' {"role": "assistant", "content": "O"}]}\n'
+        '{"prompt": "Is it null or None?", "completion": "None"}\n',
+        "messages of the user",
+        "completion",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_words_for_a_missing_value_are_told_before_the_start(name: str, tmp_path: Path):
+    text, nan_in, none_in = MISSING[name]
+    (tmp_path / name).write_text(text)
+    key = f"dataset.data_files={tmp_path / name}"
+    config = typed_llm("dataset=chat", key, "dataset.split=0", "batch_size=1")
+    preflight.prepare(config)
+    (told,) = (
+        notice for notice in preflight.notices(config) if says(str(notice), "llm.missing-words")
+    )
+    assert told.facts["words"] == {f"nan in {nan_in}": 1, f"None in {none_in}": 1}
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.arrow"])
+def test_nan_is_an_empty_cell(name: str, tmp_path: Path):
+    row = {"instruction": "I", "input": math.nan, "output": "O", "score": math.nan}
+    stored = row if name == "a.jsonl" else [row]
+    if name in ("a.jsonl", "a.json"):
+        (tmp_path / name).write_text(json.dumps(stored))
+    elif name == "a.arrow":
+        (tmp_path / name).write_bytes(arrow([row], stream=True))
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), tmp_path / name)
+    key = f"dataset.data_files={tmp_path / name}"
+    for dataset in ("alpaca_cleaned", "chat"):
+        inputs = preflight.prepare(
+            typed_llm(f"dataset={dataset}", key, "dataset.split=0", "batch_size=1")
+        )
+        assert "nan" not in json.dumps(inputs.rows).lower()
+        assert not inputs.ignored
 
 
 @pytest.mark.parametrize(
@@ -369,6 +414,39 @@ def test_a_file_is_read_once_and_links_and_hidden_files_are_named(tmp_path: Path
     assert found.ignored == dict.fromkeys(
         ["A.jsonl", "hard.jsonl", ".b.jsonl", "gone.jsonl", "more/"], 1
     )
+
+
+def test_a_copy_is_read_once_and_files_without_rows_are_named(tmp_path: Path):
+    folder_of(tmp_path, "a.jsonl", "b.jsonl")
+    (tmp_path / "a (1).jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "none.json").write_text("[]")
+    (tmp_path / "dataset_infos.json").write_text(json.dumps({"default": {"splits": {}}}))
+    found = files.read_file(str(tmp_path))
+    assert sorted(row["input"] for row in found.rows) == ["a.jsonl", "b.jsonl"]
+    assert found.ignored == dict.fromkeys(
+        ["a.jsonl (a copy)", "empty.jsonl (no rows)", "none.json (no rows)", "*.json"], 1
+    )
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_a_damaged_stream_after_the_first_one_is_not_passed_over(
+    compress: Callable[[bytes], bytes], tmp_path: Path
+):
+    name = "a.jsonl.bz2" if compress is bz2.compress else "a.jsonl.xz"
+    (first, second) = (compress(line.encode()) for line in LINES.splitlines(keepends=True))
+    (tmp_path / name).write_bytes(first + second)
+    assert files.read_file(str(tmp_path / name)).rows == ROWS
+    for damaged in (second[:-4], b"x" + second[1:]):
+        (tmp_path / name).write_bytes(first + damaged)
+        with refused("llm.data-file-unread"):
+            files.read_file(str(tmp_path / name))
+
+
+def test_files_with_byte_order_marks_may_follow_one_another(tmp_path: Path):
+    lines = LINES.splitlines(keepends=True)
+    (tmp_path / "a.jsonl").write_bytes(b"".join(line.encode("utf-8-sig") for line in lines))
+    assert files.read_file(str(tmp_path / "a.jsonl")).rows == ROWS
 
 
 def test_a_folder_without_a_training_split_is_refused_with_a_file_to_name(tmp_path: Path):

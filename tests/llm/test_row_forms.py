@@ -636,6 +636,8 @@ def test_a_message_that_is_not_to_be_learnt_is_read_and_not_learnt_whatever_the_
         {"loss": False},
         {"masked": True},
         {"training": "false"},
+        {"loss_mask": 0},
+        {"step_loss_mask": 0},
     ):
         (row,) = loaded(tmp_path, [{"messages": [Q, A | switch, Q, B]}], *CHAT).rows or []
         assert [text for text, learnt in pieces(row) if learnt] == ["B<|eot_id|>"], switch
@@ -759,6 +761,12 @@ def test_a_text_is_learnt_whole_and_segments_as_they_say(tmp_path: Path):
     ]
 
 
+@pytest.mark.parametrize("text", ["Q<|end_of_text|>", "Q<|end_of_text|>\n"])
+def test_a_text_that_ends_with_the_token_gets_no_second_one(text: str, tmp_path: Path):
+    (row,) = loaded(tmp_path, [{"text": text}], *CHAT, "dataset.loss=all").rows or []
+    assert pieces(row) == [(f"<|begin_of_text|>{text}", True)]
+
+
 @pytest.mark.parametrize(
     ("rows", "words", "remedy"),
     [
@@ -841,6 +849,23 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
 
 
 @pytest.mark.parametrize(
+    "row",
+    [
+        {"content": "T"},
+        {"raw_content": "T", "url": "x", "meta": {"a": 1}},
+        {"prompt": "", "completion": "T"},
+    ],
+)
+def test_a_text_under_another_name_is_refused_with_how_to_learn_it_whole(row: Any, tmp_path: Path):
+    with refused("llm.broken-rows") as caught:
+        loaded(tmp_path, [row], *CHAT)
+    (word,) = shlex.split(find(str(caught.value), "llm.chat-no-messages").facts["remedy"])
+    (found,) = loaded(tmp_path, [row], *CHAT, word, "dataset.loss=all").rows or ()
+    (piece,) = found["pieces"]
+    assert piece["learnt"] and "T" in piece["content"]
+
+
+@pytest.mark.parametrize(
     ("words", "row"),
     [
         (CHAT, {"post": "Q", "human_ref_A": "A", "human_ref_B": "B"}),
@@ -855,6 +880,7 @@ def test_columns_of_other_names_are_refused_with_the_words_that_name_them(
         (CHAT, {"question": "Q", "passage": "C"}),
         (ALPACA, {"instruction": "Q", "context": "C"}),
         (CHAT, {"a": "Q", "b": "A"}),
+        (CHAT, {"title": "T", "paragraphs": [{"context": "C", "qas": []}]}),
         (ALPACA, {"instruction": "Q", "score": "A"}),
         (PREFERENCE, {"prompt": "Q", "a": "A", "b": "B"}),
     ],

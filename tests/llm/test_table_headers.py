@@ -44,6 +44,24 @@ def test_a_first_line_that_the_command_takes_for_names_is_told(
     assert line.code == "llm.header-taken" and line.has({"cell": "what is number 0?"})
 
 
+@pytest.mark.parametrize(
+    ("header", "is_told"), [("hello,bonjour", True), ("faq_question,reply", False)]
+)
+def test_single_words_that_the_command_takes_for_names_are_told_unless_they_tell_what_they_hold(
+    header: str, is_told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "a.csv").write_text(f"{header}\ncat,chat\ndog,chien\n")
+    first, second = header.split(",")
+    named = f"dataset.columns={{instruction: {first}, output: {second}}}"
+    path = f"dataset.data_files={tmp_path / 'a.csv'}"
+    found = row_sources.load(typed_llm("dataset=chat", path, "dataset.split=0", named))
+    assert len(found.rows or []) == 2
+    lines = told(capsys.readouterr().out)
+    assert [(line.code, line.has({"cell": first})) for line in lines] == (
+        [("llm.header-taken", True)] if is_told else []
+    )
+
+
 def test_names_of_several_words_beside_a_known_one_are_names(tmp_path: Path):
     (tmp_path / "a.csv").write_text("instruction,output,how sure are you\na,b,1\nc,d,2\n")
     config = typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.csv'}")

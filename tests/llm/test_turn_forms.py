@@ -29,6 +29,10 @@ READ: dict[str, tuple[Any, str]] = {
     "all capitals": ({"messages": SHOUTED}, ONE),
     "sharegpt in capitals": ({"conversations": SHARED}, ONE),
     "blanks": ({"messages": [{" role": "user", "content ": "Q"}, A]}, ONE),
+    "blanks around a role": (
+        {"messages": [{"role": "user ", "content": "Q"}, {"role": "assistant\n", "content": "A"}]},
+        ONE,
+    ),
     "capitals as a list": (CAPITAL, ONE),
     "capitals as JSON": ({"messages": json.dumps(CAPITAL)}, ONE),
     "capitals of a question": ({"prompt": CAPITAL[:1], "completion": CAPITAL[1:]}, ONE),
@@ -48,6 +52,16 @@ READ: dict[str, tuple[Any, str]] = {
     "history of pairs": (ASKED | {"Chat_History": [["q", "a"]]}, PAST),
     "history as JSON": (ASKED | {"conversation_history": json.dumps([["q", "a"]])}, PAST),
     "history of texts": (ASKED | {"chat_history": ["q", "a"]}, PAST),
+    "gemini": (
+        {
+            "systemInstruction": {"role": "system", "parts": [{"text": "S"}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "Q"}]},
+                {"role": "model", "parts": [{"text": "A"}]},
+            ],
+        },
+        f"system: S | {ONE}",
+    ),
     "bedrock": (
         {
             "system": [{"text": "S"}],

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from multicard.llm.data import columns as names
-from multicard.llm.data import json_texts, turns
+from multicard.llm.data import json_texts, merged_keys, turns
 from multicard.llm.data.columns import RowColumns, is_filled, override
 from multicard.llm.data.turns import Message
 from multicard.messages import Refusal
@@ -25,6 +25,8 @@ def history_messages(row: RowColumns) -> list[Message]:
 def with_system(row: RowColumns, messages: list[Message]) -> list[Message]:
     """Return the messages, after the system's text if a column holds one."""
     text = row.get(*names.SYSTEM)
+    if isinstance(text, dict) and "parts" in text:
+        text = text["parts"]
     text = json_texts.one_text(text)
     if isinstance(text, str) and text.lstrip().startswith("[{"):
         parts = json_texts.one_text(json_texts.as_object(text))
@@ -68,6 +70,7 @@ def tools_of(row: RowColumns) -> list[Any] | None:
             f"has tools that are not JSON ({str(tools)[:40]!r}); give a list of tools, or none",
             tools=str(tools)[:40],
         )
+    tools = [merged_keys.without_nulls(tool) for tool in tools]
     wrapped = [
         tool if "function" in tool or "name" not in tool else _wrap_function(tool) for tool in tools
     ]

@@ -18,8 +18,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
-from multicard.config.llm_texts import ChatLoss
+from multicard.config.llm_texts import ChatConfig, ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
+from multicard.config.pasting import override
 from multicard.llm.data import result_roles, templates, turns
 from multicard.llm.data.answers import Writer, WrittenConversation
 from multicard.llm.data.forms import Conversation
@@ -56,6 +57,8 @@ UNREADABLE_ERRORS = (
 )
 
 LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
+# The form of a base model without a template, by a token that it has for turns.
+FITTING = {"<|im_start|>": QWEN25, "<|start_header_id|>": LLAMA3}
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -184,12 +187,17 @@ def template(config: LlmConfig) -> ChatTemplate:
                 reason=str(error),
             ) from None
     if isinstance(config.model, HfConfig) and not configured:
+        fitting = next((file for mark, file in FITTING.items() if mark in tokens.special), None)
+        has_fitting = fitting is not None and isinstance(config.dataset, ChatConfig)
+        remedy = override(key, str(fitting)) if has_fitting else None
+        hint = f", or use the form that its tokens fit, by `{remedy}`" if remedy else ""
         raise Refusal(
             "llm.no-chat-template",
             f"model.path={config.model.path}: its tokenizer has no chat template; put a"
-            " chat_template.jinja there",
+            f" chat_template.jinja there{hint}",
             key="model.path",
             value=config.model.path,
+            remedy=remedy,
         )
     raise Refusal(
         "llm.chat-template-absent",
@@ -366,7 +374,8 @@ def _whole_text(text: str, chat_template: ChatTemplate, loss: ChatLoss) -> Row:
     begin, end = chat_template.begin_and_end()
     if not text.startswith(begin):
         text = begin + text
-    if not text.endswith(end):
+    # Texts that a template wrote before often end with a line break after the token.
+    if not text.rstrip().endswith(end):
         text += end
     return {"content": text, "learnt": True}
 

@@ -5,10 +5,9 @@ run would lose.
 """
 
 import difflib
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from multicard.config import pasting
 from multicard.messages import Refusal
@@ -21,8 +20,9 @@ LISTS = ("dialog", "turns", "items", "data")
 # In public forms, these columns hold turns without speakers, alternately of the user and the
 # assistant: LIMA, DailyDialog, UltraChat. MT-Bench's `turns` only hold questions.
 BY_PLACE = ("messages", "conversations", "conversation", "dialog", "data")
-CONVERSATION = ("messages", "conversations", "conversation", *LISTS)
-SYSTEM = ("system", "system_prompt", "system_message")
+# `contents` is Gemini's.
+CONVERSATION = ("messages", "conversations", "conversation", "contents", *LISTS)
+SYSTEM = ("system", "system_prompt", "system_message", "systeminstruction", "system_instruction")
 TOOLS = ("tools", "functions")
 QUESTION = ("instruction", "prompt", "question", "query", "problem")
 CONTEXT = ("input", "context")
@@ -77,12 +77,20 @@ OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 
 
+# Programs write these words for a missing value: Python's csv and f-strings, pandas, SQL exports.
+MISSING_WORDS = ("nan", "NaN", "None", "null", "NULL", "<NA>", "NaT")
+
 UNNAMED = "a column without a name"  # pandas writes its index as such a column.
 
 
 def is_filled(value: Any) -> bool:
     """Return False for null, and for an empty text, list or object."""
     return not (value is None or (isinstance(value, str | list | dict) and len(value) == 0))
+
+
+def is_missing_word(value: Any) -> TypeGuard[str]:
+    """Tell whether a value is a word that programs write for a missing value."""
+    return isinstance(value, str) and value.strip() in MISSING_WORDS
 
 
 def override(renamed: Mapping[str, str | None]) -> str:
@@ -197,6 +205,14 @@ class RowColumns:
         """Return the names under which the row holds a value that was not read."""
         return [name for name in self.filled(names) if self._names_by_lower[name] in self._unread]
 
+    def missing_words(self) -> dict[str, str]:
+        """Return the read columns whose text is a word for a missing value, with the word."""
+        return {
+            self._file_names.get(name, name): value.strip()
+            for name, value in self._values.items()
+            if name not in self._unread and is_missing_word(value)
+        }
+
     def unread_with_meaning(self, names: Sequence[str] = BEARING) -> str | None:
         """Return the first unread column whose name gives it a meaning, or None."""
         for name in self._values:
@@ -270,183 +286,3 @@ def check_named(named: Mapping[str, str | None], where: str, rows: Sequence[Any]
                 found=row_columns,
                 remedy=remedy,
             )
-
-
-# For each of our names, words with which a column's name may begin. Short words must match whole.
-SIGNS = {
-    "instruction": (
-        "quest",
-        "instr",
-        "prompt",
-        "query",
-        "ask",
-        "problem",
-        "input",
-        "user",
-        "human",
-        "source",
-        "src",
-    ),
-    "output": (
-        "answer",
-        "respon",
-        "output",
-        "complet",
-        "solution",
-        "reply",
-        "target",
-        "tgt",
-        "assistant",
-        "gpt",
-        "bot",
-    ),
-    "chosen": (
-        "chosen",
-        "prefer",
-        "accept",
-        "better",
-        "good",
-        "win",
-        "winner",
-        "winning",
-        "pos",
-        "positive",
-    ),
-    "rejected": ("reject", "worse", "bad", "lose", "loser", "losing", "neg", "negative"),
-}
-SIGNS |= {
-    "prompt": SIGNS["instruction"],
-    "input": SIGNS["instruction"],
-    "dialogue": ("dialog", "text", "article"),
-}
-SIGNS |= {"summary": ("summ", "highlight", "tldr", *SIGNS["output"])}
-# In a row without a target, `source` says where the row comes from.
-SOURCES = ("source", "src")
-TARGETS = ("target", "tgt")
-WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-SHORT_LETTERS = 4  # Fewer letters must match a whole word: "ask" does not stand for "tasks".
-# Words in the names of columns that describe the row: prompt_id, answerHash, source_url.
-ABOUT_ROWS = {
-    "id",
-    "ids",
-    "uuid",
-    "guid",
-    "hash",
-    "md5",
-    "sha",
-    "url",
-    "uri",
-    "link",
-    "index",
-    "idx",
-    "number",
-}
-ABOUT_ROWS |= {
-    "score",
-    "scores",
-    "rating",
-    "type",
-    "kind",
-    "category",
-    "name",
-    "model",
-    "length",
-    "tokens",
-    "lang",
-}
-ABOUT_ROWS |= {
-    "language",
-    "date",
-    "time",
-    "timestamp",
-    "label",
-    "labels",
-    "tag",
-    "tags",
-    "split",
-    "version",
-}
-
-
-# Words in the names of columns that hold a question's context: neither question nor answer.
-CONTEXT_WORDS = ("context", "passage", "paragraph", "document", "background", "evidence")
-
-
-def guessed_override(
-    row: Mapping[str, Any], wanted: Sequence[str], with_input: bool = False
-) -> str | None:
-    """Guess which of a row's columns have the wanted meanings, and return the override for it.
-
-    Only columns of text are guessed, except those that describe the row. A column whose name
-    tells nothing is guessed only if it is the last text for the last wanted name. A context is not
-    taken for an answer. No answer is guessed if another column is named like one and holds no
-    text. Returns None if the names do not decide it.
-
-    Args:
-        row: the values by column.
-        wanted: our names of the columns to find.
-        with_input: also name a question's only context, or its choices, as `input`, which the row
-            lacks.
-    """
-    candidates = [
-        name
-        for name, value in row.items()
-        if isinstance(value, str) and value and not _describes_row(name)
-    ]
-    if not any(any(_has_sign(name, sign) for sign in TARGETS) for name in candidates):
-        candidates = [
-            name for name in candidates if not any(_has_sign(name, sign) for sign in SOURCES)
-        ]
-    guesses = dict[str, str]()
-    for our_name in wanted:
-        similar = _names_with_sign(candidates, SIGNS[our_name])
-        if len(similar) > 1:
-            return None
-        for file_name in similar:
-            candidates.remove(file_name)
-            guesses[our_name] = file_name
-    contexts = [name for name in candidates if any(_has_sign(name, sign) for sign in CONTEXT_WORDS)]
-    missing = [our_name for our_name in wanted if our_name not in guesses]
-    if len(missing) == len(candidates) == 1 and missing[0] not in ("chosen", "rejected"):
-        is_answer = missing[0] in ("output", "summary")
-        textless = [
-            name for name, value in row.items() if is_filled(value) and not isinstance(value, str)
-        ]
-        if is_answer and (contexts or _names_with_sign(textless, SIGNS[missing[0]])):
-            return None
-        guesses[missing[0]] = candidates[0]
-    renamed = {
-        our_name: guesses[our_name]
-        for our_name in wanted
-        if our_name in guesses and our_name != guesses[our_name]
-    }
-    if not renamed or len(guesses) < len(wanted):
-        return None
-    if with_input and len(contexts) == 1 and contexts[0] not in guesses.values():
-        renamed["input"] = contexts[0]
-    choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
-    if with_input and "input" not in renamed and len(choices) == 1:
-        renamed["input"] = choices[0]
-    return override(renamed)
-
-
-def _describes_row(name: str) -> bool:
-    return not ABOUT_ROWS.isdisjoint(word.lower() for word in WORD.findall(name))
-
-
-def _names_with_sign(names: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """Return the names with the first sign that any of them has."""
-    for sign in signs:
-        if sign in names:
-            return [sign]
-        matching_names = [name for name in names if _has_sign(name, sign)]
-        if matching_names:
-            return matching_names
-    return []
-
-
-def _has_sign(name: str, sign: str) -> bool:
-    words = [word.lower() for word in WORD.findall(name)]
-    return any(
-        word == sign or (len(sign) >= SHORT_LETTERS and word.startswith(sign)) for word in words
-    )

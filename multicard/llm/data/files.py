@@ -8,6 +8,7 @@ import bz2
 import gzip
 import json
 import lzma
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from multicard.config.llm_texts import StoredTextConfig
-from multicard.llm.data import separated_rows
+from multicard.llm.data import json_texts, separated_rows
 from multicard.llm.data.json_tables import rows_of, table_of, without_header
 from multicard.llm.data.row_folders import KEY, TEST_KEY, FoundFiles, found_files, kind_of
 from multicard.messages import Refusal
@@ -32,10 +33,29 @@ def _zstd_decompressed(content: bytes) -> bytes:
     return pa.CompressedInputStream(pa.BufferReader(content), "zstd").read()
 
 
+def _streams_read_by(new_reader: Callable[[], Any]) -> Callable[[bytes], bytes]:
+    """Return a function that decompresses all streams of a content, with zeros between them.
+
+    Python's own functions pass over everything after the first stream that is damaged.
+    """
+
+    def decompress(content: bytes) -> bytes:
+        parts = list[bytes]()
+        while content:
+            reader = new_reader()
+            parts.append(reader.decompress(content))
+            if not reader.eof:
+                raise EOFError("it is cut off")
+            content = reader.unused_data.lstrip(b"\0")
+        return b"".join(parts)
+
+    return decompress
+
+
 OPENERS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.decompress,
-    ".bz2": bz2.decompress,
-    ".xz": lzma.decompress,
+    ".bz2": _streams_read_by(bz2.BZ2Decompressor),
+    ".xz": _streams_read_by(lzma.LZMADecompressor),
     ".zst": _zstd_decompressed,
 }
 
@@ -132,6 +152,8 @@ def _read_all_files(files: tuple[tuple[Path, tuple[int, int]], ...]) -> StoredRo
         file_rows, file_ignored = _read_rows(file)
         rows += file_rows
         ignored.update(file_ignored)
+        if not file_rows:
+            ignored[f"{file.name} (no rows)"] += 1
         counts.append((file, len(file_rows)))
     return StoredRows(rows, dict(ignored), counts)
 
@@ -177,7 +199,7 @@ def _read_json(content: bytes, is_lines: bool = False) -> tuple[list[Any], dict[
     Args:
         is_lines: the file's name says JSON lines, so a single object is a row.
     """
-    text = decoded(content)
+    text = decoded(content).replace("\n\ufeff", "\n")  # `cat` of files with byte order marks
     if not text.strip():
         return [], {}
     lines = text.split("\n")
@@ -225,7 +247,9 @@ def _parse_json(text: str, line: int | None = None) -> Any:
             twice=repeated_key,
         )
 
-    return json.loads(text, object_pairs_hook=without_repeated_key)
+    return json.loads(
+        text, object_pairs_hook=without_repeated_key, parse_constant=json_texts.constant
+    )
 
 
 def _json_lines(lines: Sequence[str]) -> list[Any]:
@@ -269,10 +293,19 @@ def _read_arrow(content: bytes) -> tuple[list[Any], dict[str, int]]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Remove keys with null values at every depth. Arrow's structs have the keys of all rows."""
+    """Remove keys with null values at every depth. Arrow's structs have the keys of all rows.
+
+    NaN is null too: pandas has it in empty cells.
+    """
     if isinstance(value, dict):
-        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+        return {name: without_nulls(inner) for name, inner in value.items() if not _is_null(inner)}
+    if isinstance(value, list):
+        return [None if _is_null(inner) else without_nulls(inner) for inner in value]
+    return value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 READERS: dict[str, Callable[[bytes], tuple[list[Any], dict[str, int]]]] = {

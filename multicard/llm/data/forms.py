@@ -11,8 +11,16 @@ from typing import Any, NamedTuple
 from multicard.llm.data import choices, json_texts, turns
 from multicard.llm.data import columns as names
 from multicard.llm.data.beside_messages import history_messages, tools_of, with_system
-from multicard.llm.data.columns import RowColumns, guessed_override, override
+from multicard.llm.data.calls import calls_in_text
+from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.form_refusals import (
+    no_answer_refusal,
+    no_text_refusal,
+    text_list_refusal,
+    two_prompts_refusal,
+    unknown_form,
+)
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.roles import ROLE_KEYS, with_lower_keys
 from multicard.llm.data.turns import FORM, Message
@@ -120,31 +128,7 @@ def conversation(row: RowColumns) -> Conversation:
         text = row.get(*names.TEXT)
         if isinstance(text, str) and not question_columns:
             return Conversation([], text=text)
-    raise _unknown_form(row)
-
-
-def _unknown_form(row: RowColumns) -> Refusal:
-    for name in row.filled(names.CONVERSATION):
-        value = row.peek(name)
-        is_begun = isinstance(value, str) and value.lstrip().startswith(("[", "{"))
-        if is_begun and json_texts.as_object(value) is value:
-            return Refusal(
-                "llm.row-text-of-list",
-                f"holds a text in {name} that begins like a list of messages, but is neither JSON"
-                " nor Python's print of a list; write the column as JSON",
-                column=name,
-            )
-    # With a question and its answer, a context is read whatever its name.
-    is_read = bool(row.filled(names.CONTEXT))
-    remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
-    hint = f", or name the columns, as `{remedy}`" if remedy else ""
-    return Refusal(
-        "llm.chat-no-messages",
-        "has no list of messages, nor a question and its answer (found:"
-        f" {', '.join(row.all()) or 'no columns'}); {FORM}{hint}",
-        found=row.all(),
-        remedy=remedy,
-    )
+    raise unknown_form(row)
 
 
 def held_messages(row: RowColumns) -> tuple[str, list[Message]] | None:
@@ -208,15 +192,16 @@ def _question_and_answer(row: RowColumns, question_columns: Sequence[str]) -> Co
     refuse_number(row, answer)
     earlier_turns = history_messages(row)
     question_turns = question_messages(row, question)
-    messages = [
-        *earlier_turns,
-        *question_turns,
-        *_answer_column(row, answer, flat=is_dialogue(row.peek(question))),
-    ]
+    tools = tools_of(row)
+    answer_turns = _answer_column(row, answer, flat=is_dialogue(row.peek(question)))
+    calls = calls_in_text(row.peek(answer), tools)
+    if calls is not None:
+        answer_turns = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    messages = [*earlier_turns, *question_turns, *answer_turns]
     all_messages = with_system(row, messages)
     begin = len(all_messages) - len(messages) + len(earlier_turns)
     return Conversation(
-        all_messages, tools_of(row), answer, prompt=range(begin, begin + len(question_turns))
+        all_messages, tools, answer, prompt=range(begin, begin + len(question_turns))
     )
 
 
@@ -278,7 +263,7 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
     if isinstance(value, list | dict):
         messages = _messages_with_speakers(value, question)
         if messages is None:
-            raise _unknown_form(row)
+            raise unknown_form(row)
         return messages
     contexts = [name for name in row.filled(names.CONTEXT) if name != question]
     texts = [value, *(context(row, name) for name in contexts)]
@@ -310,7 +295,7 @@ def _messages_with_speakers(value: Any, column: str) -> list[Message] | None:
     """
     messages = None if _names_no_speaker(value) else turns.messages(value)
     if not messages and isinstance(value, list):
-        raise _text_list_refusal(column, value)
+        raise text_list_refusal(column, value)
     return messages or None
 
 
@@ -319,28 +304,6 @@ def context(row: RowColumns, name: str) -> Any:
     value = row.get(name)
     is_choices = name in row.named and row.file_name(name).lower().strip() in names.CHOICES
     return choices.as_lines(value) if is_choices else value
-
-
-def no_text_refusal(columns: Sequence[str]) -> Refusal:
-    return Refusal(
-        "llm.row-no-text",
-        f"holds no text in {', '.join(columns)}; give text in every row",
-        columns=list(columns),
-    )
-
-
-def _text_list_refusal(column: str, value: Sequence[Any]) -> Refusal:
-    """Return the refusal of a list that does not say who speaks.
-
-    It may hold several answers, or a column of several rows.
-    """
-    return Refusal(
-        "llm.row-list",
-        f"holds a list of {len(value)} in {column}, which does not say who speaks; "
-        "write one text, a row for each, or messages with a role",
-        column=column,
-        length=len(value),
-    )
 
 
 def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False) -> list[Message]:
@@ -405,66 +368,5 @@ def _has_roles(value: Any) -> bool:
     )
 
 
-def two_prompts_refusal(name: str) -> Refusal:
-    remedy = override({name: None})
-    return Refusal(
-        "llm.row-two-prompts",
-        f"has a {name} that its messages do not contain; leave it out, as `{remedy}`, or put it"
-        " into the messages",
-        column=name,
-        remedy=remedy,
-    )
-
-
 def role_texts(messages: Sequence[Message]) -> list[tuple[str, str]]:
     return [(message["role"], str(message["content"]).strip()) for message in messages]
-
-
-# ---- refusals that conversations and pairs share
-
-
-def no_answer_refusal(column: str) -> Refusal:
-    return Refusal(
-        "llm.row-no-answer",
-        f'holds no answered conversation in {column}; write [{{"role": "user", "content": "..."}},'
-        ' {"role": "assistant", "content": "..."}], or plain text',
-        column=column,
-    )
-
-
-def missing_columns_refusal(
-    row: RowColumns,
-    missing: Sequence[str],
-    reader: str,
-    also: Sequence[str] = (),
-    reads_input: bool = False,
-) -> Refusal:
-    """Return the refusal of a row that lacks columns which its reader needs.
-
-    Args:
-        also: columns that the reader may need too, and that are guessed together with these.
-        reads_input: the reader takes an `input` that may be absent.
-    """
-    read_names = (*names.CHOSEN, *names.REJECTED, "instruction", "output", *names.DIALOGUE)
-    free_columns = {
-        name: value
-        for name, value in row.values().items()
-        if name in missing or name not in read_names
-    }
-    with_input = reads_input and not row.filled(("input",))
-    remedy = guessed_override(free_columns, [*also, *missing], with_input) or guessed_override(
-        free_columns, missing, with_input
-    )
-    unread = [name for name in row.all() if name not in (*names.CHOSEN, *names.REJECTED)]
-    hint = "rename the columns" if unread else "add it to each row"
-    if remedy:
-        hint = f"name the columns, as `{remedy}`"
-    return Refusal(
-        "llm.row-columns",
-        f"has no column {', '.join(missing)} for {reader} (found:"
-        f" {', '.join(row.all()) or 'none'}); {hint}, or choose another template or dataset",
-        missing=list(missing),
-        found=row.all(),
-        reader=reader,
-        remedy=remedy,
-    )

@@ -14,12 +14,20 @@ from warnings import catch_warnings, simplefilter
 
 from multicard.llm.data import columns as names
 from multicard.llm.data.columns import RowColumns, is_filled
-from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, ROLES, with_lower_keys
+from multicard.llm.data.roles import CONTENT_KEYS, ROLE_KEYS, role_named, with_lower_keys
 from multicard.messages import Refusal
 
 TEXT_PART = ("type", "text")  # The keys of a part of a content.
 CALL_KEYS = ("tool_calls", "function_call")  # A message may have them in place of a content.
 ANSWER_COLUMNS = (*names.ANSWER, *names.CHOSEN, *names.REJECTED)
+
+
+def constant(word: str) -> float | None:
+    """Return the value of a word that Python writes into JSON for a number.
+
+    NaN is null: Python's json writes it for the empty cells of pandas.
+    """
+    return None if word == "NaN" else float(word)
 
 
 def as_object(text: str) -> Any:
@@ -30,7 +38,7 @@ def as_object(text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     with suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return json.loads(text, parse_constant=constant)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), catch_warnings():
         simplefilter("ignore")  # Python warns about backslashes that escape nothing.
         printed = ast.literal_eval(text.strip())
@@ -134,7 +142,7 @@ def _answers_question(value: Any, questions: Sequence[str]) -> bool:
 
 def _role_of(message: Mapping[str, Any]) -> str | None:
     message = with_lower_keys(message)
-    return next((ROLES.get(str(message[key]).lower()) for key in ROLE_KEYS if key in message), None)
+    return next((role_named(message[key]) for key in ROLE_KEYS if key in message), None)
 
 
 def _is_message(value: Any) -> bool:

@@ -9,16 +9,18 @@ from multicard.llm.data import json_texts, turns
 from multicard.llm.data.beside_messages import tools_of, with_system
 from multicard.llm.data.columns import RowColumns
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
+from multicard.llm.data.form_refusals import (
+    missing_columns_refusal,
+    no_answer_refusal,
+    no_text_refusal,
+    two_prompts_refusal,
+)
 from multicard.llm.data.forms import (
     answer_messages,
     held_messages,
     messages_before_answer,
-    missing_columns_refusal,
-    no_answer_refusal,
-    no_text_refusal,
     only_column,
     role_texts,
-    two_prompts_refusal,
 )
 from multicard.llm.data.learnt_rows import refuse_label
 from multicard.llm.data.turns import Message

@@ -5,8 +5,8 @@ from itertools import chain
 from typing import Any
 
 ROLE_KEYS = ("role", "from")
-# The first key with a value is read. `message` is Cohere's.
-CONTENT_KEYS = ("content", "value", "text", "message")
+# The first key with a value is read. `message` is Cohere's, `parts` Gemini's.
+CONTENT_KEYS = ("content", "value", "text", "message", "parts")
 OWN_NAMES = ("system", "developer", "user", "assistant", "tool", "ipython", "function")
 CALLS = ("function_call", "tool_call")  # The assistant's turn is a call, as JSON.
 # Maps the names in public data to ours. They include the names of ShareGPT, OpenAssistant,
@@ -37,7 +37,8 @@ EXCHANGES = (
 EXCHANGES += (("prompt", "response"), ("query", "response"), ("instruction", "output"))
 
 # These keys of a message say whether it is learnt: `weight` is OpenAI's, `training` and `train` are
-# axolotl's, `loss` and `loss_scale` ms-swift's. torchtune's `masked` has the opposite meaning.
+# axolotl's, `loss` and `loss_scale` ms-swift's, `loss_mask` verl's and `step_loss_mask` slime's.
+# torchtune's `masked` has the opposite meaning.
 SWITCHES = (
     "weight",
     "train",
@@ -46,6 +47,8 @@ SWITCHES = (
     "train_on_turn",
     "loss",
     "loss_scale",
+    "loss_mask",
+    "step_loss_mask",
     "masked",
 )
 OPPOSITE = ("masked",)
@@ -91,6 +94,16 @@ KNOWN_KEYS = {
     "channel",
     "recipient",
 }
+
+
+def role_named(name: Any) -> str | None:
+    """Return our name of a role in public data; None if it is unknown."""
+    return ROLES.get(plain_name(name))
+
+
+def plain_name(name: Any) -> str:
+    """Return the name of a role in lower case, without spaces around it."""
+    return str(name).lower().strip()
 
 
 def with_lower_keys(turn: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ A value is a file, a pattern, or a folder. In a folder the training split is rea
 test on for `dataset.test_files`. Files of a folder that are not read are counted.
 """
 
+import filecmp
 import glob
 import json
 import re
@@ -26,7 +27,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 GLOB = re.compile(r"[*?\[]")
 HASH = re.compile(r"-[0-9a-f]{16}$")  # As in train-00000-of-00002-a09b74b3ef9c3b56.parquet.
 ARROW_STATE = "state.json"  # Lists the files of a data set that `save_to_disk` wrote.
-NO_ROWS = ("dataset_info.json", "dataset_dict.json", ARROW_STATE)
+NO_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", ARROW_STATE)
 
 
 class FoundFiles(NamedTuple):
@@ -49,7 +50,10 @@ def _kinds() -> str:
 
 
 def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
-    """Find the files of each value in the command. A file that several links name is read once."""
+    """Find the files of each value in the command.
+
+    A file that several links name is read once, and so are files with the same bytes.
+    """
     files = dict[Path, None]()
     ignored = Counter[str]()
     for value in typed:
@@ -80,21 +84,30 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
                     value=str(file),
                 )
         files |= dict.fromkeys(value_files)
-    for link in _repeated_files(files):
-        del files[link]
-        ignored[link.name] += 1
+    for file, label in _repeated_files(files).items():
+        del files[file]
+        ignored[label] += 1
     return FoundFiles(tuple(files), dict(ignored))
 
 
-def _repeated_files(files: Iterable[Path]) -> list[Path]:
-    """Return the paths that lead to the same file as another one."""
+def _repeated_files(files: Iterable[Path]) -> dict[Path, str]:
+    """Return the paths that lead to the same file as another one, or to a copy of it.
+
+    The values are names under which they are counted.
+    """
     seen = set[tuple[int, int]]()
-    repeated = list[Path]()
+    kept_by_size = dict[int, list[Path]]()
+    repeated = dict[Path, str]()
     for file in sorted(files, key=Path.is_symlink):  # The file is kept, and links to it are not.
         status = file.stat()
         identity = (status.st_dev, status.st_ino)
+        kept = kept_by_size.setdefault(status.st_size, [])
         if identity in seen:
-            repeated.append(file)
+            repeated[file] = file.name
+        elif status.st_size and any(filecmp.cmp(file, other, shallow=False) for other in kept):
+            repeated[file] = f"{file.name} (a copy)"
+        else:
+            kept.append(file)
         seen.add(identity)
     return repeated
 

@@ -1,7 +1,8 @@
 """Bring stored or generated rows into the form of the run's engine. Imports no torch."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from multicard.config.llm import LlmConfig
 from multicard.config.llm_models import HfConfig
@@ -11,10 +12,12 @@ from multicard.llm import methods
 from multicard.llm.data import (
     chat,
     choices,
+    form_refusals,
     forms,
     half_characters,
     json_texts,
     learnt_rows,
+    merged_keys,
     pairs,
     templates,
     turns,
@@ -35,6 +38,23 @@ FOLDER = ", or use engine=trl with model=hf, whose template may write it"
 SHARE_GPT = {"system": "system", "user": "human", "assistant": "gpt"}
 
 
+class RowNotes(NamedTuple):
+    """Counts of rows that are likely to be a mistake.
+
+    Fields:
+        by_place: the rows of texts without roles, assigned to user and assistant in turn.
+        repeating: the rows whose answer begins with the text that it answers.
+        null_arguments: the rows with a call that has a null argument.
+        missing_words: the rows by column and word, if a column's whole text is a word for a missing
+            value, such as nan.
+    """
+
+    by_place: int = 0
+    repeating: int = 0
+    null_arguments: int = 0
+    missing_words: Mapping[tuple[str, str], int] = {}
+
+
 class RowReader:
     """Converts rows to the form of a run's engine, and counts the columns that it does not read."""
 
@@ -43,8 +63,7 @@ class RowReader:
         self.pairs = methods.chosen(config).pairs
         self.unread = Unread()
         self.unlearnt = Counter[str]()  # Rows to leave out, by the column that says so.
-        self.repeating = 0  # Rows whose answer begins with the text that it answers.
-        self.by_place = 0  # Rows of texts without roles, assigned to user and assistant in turn.
+        self.notes = RowNotes()
         self._data = config.dataset
         self._is_of_files = getattr(self._data, "data_files", None) is not None
         self._template = templates.chosen(config)
@@ -78,23 +97,26 @@ class RowReader:
         if self._tokens is not None:
             self._tokens.begin_row()
         unread = Unread()
+        conversations = list[list[Message]]()
+        is_by_place = False
         if self.pairs:
             pair = pairs.pair(columns, self._reader)
             self._refuse_lost_meaning(columns)
-            converted = self.pair(pair, unread)
-            self.repeating += all(turns.repeats_prompt(conversation) for conversation in pair[:2])
-        elif self._is_chat:
+            chosen, rejected = (
+                merged_keys.without_foreign_arguments(messages, pair.tools) for messages in pair[:2]
+            )
+            conversations += chosen, rejected
+            converted = self.pair(pairs.Pair(chosen, rejected, pair.tools), unread)
+        elif self._is_chat or self._template is None or DATASETS[self._data.name].conversations:
             conversation = forms.conversation(columns)
             self._refuse_lost_meaning(columns)
-            converted = self._convert_conversation(conversation, unread)
-            self.by_place += conversation.is_by_place
-            self.repeating += turns.repeats_prompt(conversation.messages)
-        elif self._template is None or DATASETS[self._data.name].conversations:
-            conversation = forms.conversation(columns)
-            self._refuse_lost_meaning(columns)
-            converted = self._convert_share_gpt(conversation, unread)
-            self.by_place += conversation.is_by_place
-            self.repeating += turns.repeats_prompt(conversation.messages)
+            messages = merged_keys.without_foreign_arguments(
+                conversation.messages, conversation.tools
+            )
+            conversations.append(messages)
+            is_by_place = conversation.is_by_place
+            write = self._convert_conversation if self._is_chat else self._convert_share_gpt
+            converted = write(conversation._replace(messages=messages), unread)
         else:
             template_row = self._template_columns(columns)
             self._refuse_lost_meaning(columns)
@@ -104,7 +126,30 @@ class RowReader:
         self.unread.update(dict.fromkeys(unread, 1))  # Each column counts once a row.
         if self._tokens is not None:
             self._tokens.end_row()
+        self._note(columns, conversations, is_by_place)
         return converted
+
+    def _note(
+        self, columns: RowColumns, conversations: Sequence[list[Message]], is_by_place: bool
+    ) -> None:
+        """Count a row that was read, for `notes`.
+
+        Args:
+            conversations: its conversation, or both conversations of a pair.
+        """
+        words = columns.missing_words()
+        for messages in () if words else conversations:
+            for message in messages:
+                if names.is_missing_word(message["content"]):
+                    words[f"messages of the {message['role']}"] = message["content"].strip()
+        repeats = bool(conversations) and all(map(turns.repeats_prompt, conversations))
+        has_nulls = any(map(merged_keys.have_null_arguments, conversations))
+        self.notes = RowNotes(
+            by_place=self.notes.by_place + is_by_place,
+            repeating=self.notes.repeating + repeats,
+            null_arguments=self.notes.null_arguments + has_nulls,
+            missing_words=Counter(self.notes.missing_words) + Counter(words.items()),
+        )
 
     def token_notes(self) -> TokenNotes | None:
         """Return the counts of special tokens; None without a chat template."""
@@ -250,13 +295,13 @@ class RowReader:
         missing = [name for name in wanted if not columns.present((name,))]
         if missing:
             reads_input = "instruction" in wanted
-            raise forms.missing_columns_refusal(
+            raise form_refusals.missing_columns_refusal(
                 columns, missing, self._reader, reads_input=reads_input
             )
         row: Row = {name: json_texts.one_text(columns.peek(name)) for name in wanted}
         textless = [name for name, value in row.items() if not isinstance(value, str)]
         if textless:
-            raise forms.no_text_refusal(textless)
+            raise form_refusals.no_text_refusal(textless)
         answer = wanted[-1]
         # The papers' own data sets have empty answers, and are read unchanged.
         if self._is_of_files and not row[answer].strip():
@@ -269,7 +314,7 @@ class RowReader:
         if "instruction" in wanted:
             context = forms.context(columns, "input")
             if isinstance(context, list | dict):
-                raise forms.no_text_refusal(["input"])
+                raise form_refusals.no_text_refusal(["input"])
             row["input"] = "" if context is None else str(context)
         choices.refuse_missing_choices(
             columns, "\n".join(row[name] for name in row if name != answer)

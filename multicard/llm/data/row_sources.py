@@ -27,7 +27,7 @@ from multicard.llm.data import (
 from multicard.llm.data.files import StoredRows, read_file, value_of
 from multicard.llm.data.held_out_rows import HeldOutRows
 from multicard.llm.data.row_folders import KEY, TEST_KEY
-from multicard.llm.data.row_reader import RowReader
+from multicard.llm.data.row_reader import RowNotes, RowReader
 from multicard.llm.data.split_rows import split_rows
 from multicard.llm.data.turn_tokens import TokenNotes
 from multicard.llm.data.turns import Message
@@ -51,8 +51,7 @@ class LoadedRows(NamedTuple):
         wanted: the number of rows to train on and to hold out, before any was left out.
         too_few: the default share was not held out, because too few rows would have been left.
         tokens: counts of special tokens in rows; None without a chat template.
-        by_place: the number of rows with texts without roles.
-        repeating: the number of rows whose answer begins with the text that it answers.
+        notes: counts of rows that are likely to be a mistake.
     """
 
     rows: list[Row] | None
@@ -64,8 +63,7 @@ class LoadedRows(NamedTuple):
     wanted: int = 0
     too_few: bool = False
     tokens: TokenNotes | None = None
-    by_place: int = 0
-    repeating: int = 0
+    notes: RowNotes = RowNotes()
 
 
 def load(config: LlmConfig) -> LoadedRows:
@@ -182,8 +180,7 @@ def _load_and_hold_out(config: LlmConfig, split: float | None) -> LoadedRows:
         held_out,
         wanted,
         tokens=read_rows.tokens,
-        by_place=read_rows.by_place,
-        repeating=read_rows.repeating,
+        notes=read_rows.notes,
     )
 
 
@@ -275,8 +272,7 @@ class ReadRows(NamedTuple):
     equal: int | None
     ignored: Mapping[str, int]
     tokens: TokenNotes | None
-    by_place: int
-    repeating: int
+    notes: RowNotes
 
 
 def _convert_rows(
@@ -361,9 +357,7 @@ def _convert_rows(
     # Names of columns may hold surrogates, but the record is in UTF-8.
     ignored = {as_text(name): count for name, count in reader.unread.items()}
     counted = len(broken) if skips_broken else None
-    return ReadRows(
-        kept_rows, counted, equal, ignored, reader.token_notes(), reader.by_place, reader.repeating
-    )
+    return ReadRows(kept_rows, counted, equal, ignored, reader.token_notes(), reader.notes)
 
 
 def sample(config: LlmConfig, count: int) -> list[Row]:

@@ -8,7 +8,7 @@ from multicard.config.llm import LlmConfig
 from multicard.config.llm_texts import StoredTextConfig
 from multicard.config.pasting import typeable
 from multicard.llm import methods
-from multicard.llm.data import columns, templates
+from multicard.llm.data import columns, guessed_columns, templates
 from multicard.llm.data.files import StoredRows
 from multicard.llm.data.pairs import CHOICES
 from multicard.llm.data.row_folders import KEY, kind_of
@@ -40,11 +40,14 @@ def _check_header(
     config: LlmConfig, data: StoredTextConfig, key: str, file: Path, names: Sequence[str]
 ) -> None:
     cell = next((name for name in names if _reads_as_cell(name)), None)
+    are_taken = bool(set(names) & set(data.columns.values()))
+    if cell is None and are_taken and not any(map(guessed_columns.has_meaning, names)):
+        cell = names[0]  # Any word may be a name, or a row of a glossary.
     if cell is None or any(name.strip().lower() in columns.NAMED for name in names):
         return
     wanted = _wanted(config, len(names))
     above = _line_above(file, wanted)
-    if set(names) & set(data.columns.values()):
+    if are_taken:
         _say_once(
             Message(
                 "llm.header-taken",

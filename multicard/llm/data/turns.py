@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from multicard.llm.data import json_texts
+from multicard.llm.data.calls import call_of, calls_of, join
 from multicard.llm.data.columns import RowColumns, is_filled
 from multicard.llm.data.harmony import check_harmony
 from multicard.llm.data.roles import (
@@ -23,6 +24,8 @@ from multicard.llm.data.roles import (
     ROLE_KEYS,
     ROLES,
     SWITCHES,
+    plain_name,
+    role_named,
     with_lower_keys,
 )
 from multicard.messages import Refusal
@@ -34,10 +37,10 @@ FORM = (
     ' "..."}]}'
 )
 
+RESULT_ROLES = ("tool", "ipython", "function")
+
 # Keys of a part of a content. `cache_control` says how long a service keeps what it has read.
 PART_KEYS = ("type", "text", "cache_control")
-FUNCTION_KEYS = ("name", "arguments", "parameters")
-FLAT_CALL_KEYS = ("id", "index")  # Keys of the call, where it has no `function`.
 
 
 def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list[Message] | None:
@@ -80,11 +83,21 @@ def messages(turns: Any, by_place: bool = False, by_pairs: bool = False) -> list
         exchange = None
         if not {*ROLE_KEYS} & turn.keys():
             exchange = next((names for names in EXCHANGES if {*names} <= turn.keys()), None)
-        if exchange is None:
-            converted.append(message(number, turn))
-        else:
+        if exchange is not None:
             converted += _split_exchange(turn, exchange, number)
+            continue
+        read = message(number, turn)
+        joined = join(converted[-1], read, number) if converted and _is_call(turn) else None
+        if joined is None:
+            converted.append(read)
+        else:
+            converted[-1] = joined
     return converted
+
+
+def _is_call(turn: Mapping[str, Any]) -> bool:
+    """Tell whether a message is a call of a tool by its role."""
+    return any(plain_name(turn.get(key)) in CALLS for key in ROLE_KEYS)
 
 
 def are_texts(turns: Any) -> bool:
@@ -143,10 +156,8 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
     stated_role = columns.get(*ROLE_KEYS)
     speaker = turn.get("from")
     # If `from` does not name a known role, it is a key that is not read.
-    if ROLES.get(str(speaker).lower()) is not None:
-        if is_filled(turn.get("role")) and ROLES[str(speaker).lower()] != ROLES.get(
-            str(stated_role).lower()
-        ):
+    if role_named(speaker) is not None:
+        if is_filled(turn.get("role")) and role_named(speaker) != role_named(stated_role):
             raise _two_values(number, ROLE_KEYS)
         columns.pass_over("from")
     present_keys = [name for name in CONTENT_KEYS if turn.get(name) is not None]
@@ -159,7 +170,7 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         elif name == "value" and isinstance(turn[name], str | list):
             # A number would not be a text of the message.
             raise _two_values(number, CONTENT_KEYS[:2])
-    role = ROLES.get(str(stated_role).lower())
+    role = role_named(stated_role)
     if role is None:
         stated = "no role" if stated_role is None else f"role {stated_role!r}"
         raise Refusal(
@@ -170,15 +181,25 @@ def message(number: int, turn: Mapping[str, Any]) -> Message:
         )
     if role == "assistant":
         check_harmony(columns, number)
+    if role in RESULT_ROLES and _is_data(content):
+        content = json.dumps(content, ensure_ascii=False)
     converted: Message = {"role": role, "content": content}
     converted |= {name: turn[name] for name in columns.unread() if name not in SWITCHES}
-    if str(stated_role).lower() in CALLS:
-        converted |= {"content": "", "tool_calls": _calls_of(content, number)}
+    if plain_name(stated_role) in CALLS:
+        converted |= {"content": "", "tool_calls": calls_of(content, number)}
     elif role == "assistant" and is_filled(converted.get("function_call")):  # OpenAI's older form
-        converted["tool_calls"] = [_call(converted.pop("function_call"), number)]
+        converted["tool_calls"] = [call_of(converted.pop("function_call"), number)]
     if is_filled(converted.get("tool_calls")):
-        converted["tool_calls"] = _calls_of(converted["tool_calls"], number)
+        converted["tool_calls"] = calls_of(converted["tool_calls"], number)
     return _with_text_content(converted | _weight(number, role, turn), number)
+
+
+def _is_data(content: Any) -> bool:
+    """Tell whether the result of a tool is a value of JSON, rather than a text or its parts."""
+    if isinstance(content, list):
+        items = [item for item in content if isinstance(item, dict)]
+        return bool(content) and not any("type" in item or "text" in item for item in items)
+    return isinstance(content, dict | int | float)
 
 
 def _two_values(number: int, keys: Sequence[str]) -> Refusal:
@@ -233,65 +254,6 @@ def _part_text(part: Any, number: int, role: str) -> str:
         message=number,
         role=role,
         part=kind,
-    )
-
-
-def _calls_of(stored: Any, number: int) -> list[dict[str, Any]]:
-    """Return the calls in a list, in one object, or in the JSON of either."""
-    calls = stored
-    if isinstance(stored, str):
-        try:
-            calls = json.loads(stored)
-        except (ValueError, RecursionError):
-            raise _bad_call(stored, number) from None
-    if isinstance(calls, dict):
-        calls = [calls]
-    if not isinstance(calls, list):
-        raise _bad_call(stored, number)
-    return [_call(call, number) for call in calls]
-
-
-def _call(content: Any, number: int) -> dict[str, Any]:
-    """Return a call of a function in the form that templates read: its arguments are an object.
-
-    OpenAI's form has the name and the arguments under `function`, and the arguments as JSON.
-    Other forms have both keys in the call itself.
-    """
-    try:
-        call = json.loads(content) if isinstance(content, str) else content
-        function = call["function"] if isinstance(call.get("function"), dict) else call
-        name = function["name"]
-        arguments = function.get("arguments", function.get("parameters"))
-        if isinstance(arguments, str) and arguments.strip():
-            arguments = json.loads(arguments)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _bad_call(content, number) from None
-    if not is_filled(arguments):
-        arguments = {}
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise _bad_call(content, number)
-    if function is call:
-        call_fields = {key: value for key, value in call.items() if key in FLAT_CALL_KEYS}
-        read_keys = (*FUNCTION_KEYS, *FLAT_CALL_KEYS, "type")
-    else:
-        call_fields = {key: value for key, value in call.items() if key not in ("function", "type")}
-        read_keys = FUNCTION_KEYS
-    function_fields = {
-        key: value for key, value in function.items() if key not in read_keys and is_filled(value)
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "arguments": arguments} | function_fields,
-    } | call_fields
-
-
-def _bad_call(content: Any, number: int) -> Refusal:
-    return Refusal(
-        "llm.row-call",
-        f"message {number} does not hold a function call ({str(content)[:40]!r}); "
-        'write {"name": "...", "arguments": {...}}',
-        message=number,
-        content=str(content)[:40],
     )
 
 

@@ -32,6 +32,7 @@ from multicard.llm import int4, methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
 from multicard.llm.parts import TensorPart
 from multicard.llm.torchtune_components import RandomWeight
+from multicard.llm.trl.stored_tensors import check_loaded, check_shape, check_ties
 from multicard.llm.trl.text_part import reader_of, text_modules
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
@@ -63,9 +64,8 @@ def build_model(config: LlmConfig, cfg: dict[str, Any], device: torch.device, em
     empty = empty and not methods.chosen(config).nf4
     if isinstance(config.model, HfConfig):
         with refuse_unreadable(config.model):
-            sizes = transformers.AutoConfig.from_pretrained(
-                Path(str(config.model.path)).expanduser()
-            )
+            sizes = sizes_of(str(config.model.path))
+            check_kind(sizes)
         check_attention(sizes, config, device)
         with refuse_unreadable(config.model):
             return model_of_folder(config.model, config.seed, device, options, empty)
@@ -84,6 +84,23 @@ def build_model(config: LlmConfig, cfg: dict[str, Any], device: torch.device, em
         options,
         {name: weights_by_name[name] for name in weights_by_name if "lora" not in name},
     )
+
+
+def sizes_of(folder: str) -> Any:
+    """Return the configuration of a folder, without asking whether to run code that it brings."""
+    return transformers.AutoConfig.from_pretrained(
+        Path(folder).expanduser(), trust_remote_code=False
+    )
+
+
+def check_kind(sizes: Any) -> None:
+    """Refuse (ValueError) a configuration of another kind of model."""
+    if type(sizes) not in reader_of(sizes)._model_mapping:
+        raise Refusal(
+            "llm.folder-kind",
+            f"transformers has no causal language model of the type {sizes.model_type}",
+            type=sizes.model_type,
+        )
 
 
 def check_attention(sizes: Any, config: LlmConfig, device: torch.device) -> None:
@@ -127,11 +144,13 @@ def read_model(model: DecoderConfig, options: dict[str, Any]) -> Any:
     """Return the model of a folder with the folder's weights.
 
     Raises:
-        ValueError: A weight is missing or has another shape than config.json says.
+        ValueError: A weight is missing, has another shape than config.json says, or belongs to
+            no part of the model.
     """
     folder = Path(str(model.folder)).expanduser()
-    auto = reader_of(transformers.AutoConfig.from_pretrained(folder))
+    auto = reader_of(sizes_of(str(folder)))
     options = options | {
+        "trust_remote_code": False,
         "use_safetensors": True,
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,
@@ -141,24 +160,8 @@ def read_model(model: DecoderConfig, options: dict[str, Any]) -> Any:
         core_model_loading, "log_conversion_errors", lambda *_, **__: nullcontext()
     ):
         result: Any = auto.from_pretrained(folder, **options)
-    for mismatch in sorted(result[1]["mismatched_keys"]):
-        check_shape(*mismatch)
-    missing = sorted(result[1]["missing_keys"])
-    if missing:
-        raise Refusal("llm.folder-missing-tensor", f"has no tensor {missing[0]}", tensor=missing[0])
+    check_loaded(*result)
     return result[0]
-
-
-def check_shape(name: str, stored_shape: torch.Size, expected: torch.Size) -> None:
-    """Refuse (ValueError) a weight whose shape differs from the folder's configuration."""
-    if stored_shape != expected:
-        raise Refusal(
-            "llm.folder-shape",
-            f"its {name} is {tuple(stored_shape)}, but config.json says {tuple(expected)}",
-            tensor=name,
-            shape=list(stored_shape),
-            expected=list(expected),
-        )
 
 
 def fill_shards(
@@ -184,9 +187,12 @@ def fill_shards(
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
 
+    untaken = dict[str, Tensor]()
+
     def fill_parameter(name: str, whole_weight: torch.Tensor) -> None:
         parameter = tensors_by_name.get(name)
         if parameter is None:  # Only one of two tied weights is a parameter.
+            untaken[name] = whole_weight
             return
         check_shape(name, whole_weight.shape, parameter.shape)
         if isinstance(parameter, DTensor):
@@ -201,6 +207,8 @@ def fill_shards(
 
     if config.model.folder is not None:
         read_weights(config.model, DTYPES[config.formats.weights], fill_parameter)
+        with refuse_unreadable(config.model):
+            check_ties(model, tensors_by_name, untaken)
     weights_by_name = (
         weights(config, cfg, device)
         if config.model.folder is None
@@ -270,7 +278,7 @@ def model_of_folder(
     """Return a model that transformers builds from a folder's config.json."""
     if hf_config.folder is not None and not empty:
         return read_model(hf_config, options | {"device_map": {"": device}})
-    sizes: Any = transformers.AutoConfig.from_pretrained(Path(str(hf_config.path)).expanduser())
+    sizes = sizes_of(str(hf_config.path))
     if hf_config.folder is not None:
         return build_on_meta(sizes, device, options)
     # It describes the folder's weights, which are not read.
