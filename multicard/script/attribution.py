@@ -136,7 +136,9 @@ def _trained_batches(
     calls_before_next = _calls_before_next_batch(
         passes, int(calls_before_end[-1]) if len(ends) else 0
     )
-    inferred_calls_by_pass = _infer_first_calls(passes, calls_before_next, thread_calls)
+    inferred_calls_by_pass = _infer_first_calls(
+        passes, calls_before_next, thread_calls, total_calls
+    )
     last_calls = last_calls_of_left_passes(passes) if has_calls else [None] * len(passes)
     retry_places = next_attempts_of_failed_passes(passes)
     trained_batches = []
@@ -263,6 +265,7 @@ def _infer_first_calls(
     passes: Sequence[Pass],
     calls_before_next: Sequence[int],
     thread_calls: Mapping[int, np.ndarray],
+    total_calls: int,
 ) -> list[np.ndarray | None]:
     """Return the call that first trains on each batch of each pass.
 
@@ -273,6 +276,7 @@ def _infer_first_calls(
         calls_before_next: for each pass, the calls before the first batch that was handed out
             after the pass had ended.
         thread_calls: see `_trained_batches`.
+        total_calls: calls in the whole run.
     """
     inferred_calls = dict(thread_calls)
     # A pass that was left shows less, so it reads ahead as the ended passes of its source did.
@@ -282,7 +286,9 @@ def _infer_first_calls(
             continue
         first_calls = None
         if data_pass.holds_back is not False:
-            first_calls = _first_calls_of_ended_pass(data_pass, calls_before_next[number])
+            first_calls = _first_calls_of_ended_pass(
+                data_pass, calls_before_next[number], total_calls
+            )
         depth = 0
         if first_calls is not None:
             inferred_calls[number] = first_calls
@@ -323,7 +329,9 @@ def _calls_before_next_batch(passes: Sequence[Pass], total_calls: int) -> list[i
     return calls_before_next
 
 
-def _first_calls_of_ended_pass(data_pass: Pass, calls_before_next: int) -> np.ndarray | None:
+def _first_calls_of_ended_pass(
+    data_pass: Pass, calls_before_next: int, total_calls: int
+) -> np.ndarray | None:
     """Return the first call for each batch of a pass that ended; None if it does not read ahead.
 
     In the module's example, 0, 0 and 1 calls come before the three batches, 2 before the end, and 3
@@ -338,7 +346,11 @@ def _first_calls_of_ended_pass(data_pass: Pass, calls_before_next: int) -> np.nd
     if batches_before_any_call == 1 and not is_one_batch_ahead:
         return None  # A call follows the first batch at once.
     if calls_before_next == calls_before_end:
-        return None  # No call follows the end, so no batch was held back.
+        # The last batches of the run may have calls that no step follows. How many there are says
+        # nothing, as a later evaluation may call backward too.
+        may_hold_back = data_pass.holds_back and calls_before_end < total_calls
+        depth = _depth(data_pass) if may_hold_back else None
+        return _first_calls_at_depth(data_pass, depth) if depth else None
     order = np.arange(count)
     calls_per_batch, remainder = divmod(calls_before_next - calls_before_first, count)
     if calls_before_end == calls_before_first:
