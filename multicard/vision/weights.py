@@ -13,7 +13,7 @@ import torch
 from multicard.config.vision import ModelConfig
 from multicard.machine import network
 from multicard.messages import Message, Refusal
-from multicard.vision import checkpoint_file, model_names, models
+from multicard.vision import checkpoint_file, model_names, models, older_names
 from multicard.vision.checkpoint_file import State
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
     as `model.` or `state_dict_ema.`. If there are several sets of weights, one is taken.
     """
     model_state = model.state_dict()
+    tensors = {older_names.current_name(name, config): value for name, value in tensors.items()}
     layers = models.heads(model)
     heads = tuple(f"{name}." for name in layers)
     body = [
@@ -147,7 +148,11 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
             problems=problems[:3],
             count=len(problems),
         )
-    model.load_state_dict(state, strict=False)
+    # Some modules (MNASNet) refuse tensors without the version of their names and shapes. They have
+    # those of this model.
+    versioned = OrderedDict(state)
+    versioned._metadata = model_state._metadata  # pyright: ignore[reportAttributeAccessIssue]
+    model.load_state_dict(versioned, strict=False)
     if head.note is not None:
         notes.append(_last_layer_note(config.weights, layers, head.note))
     return notes
