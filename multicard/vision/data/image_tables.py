@@ -150,12 +150,19 @@ def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]
 
     The name is "" if there is no such column. A column of lists is a guess: its lists may be tags.
     """
-    from pyarrow import dataset
-
-    schema = dataset.dataset(text_table(path)).schema
+    with _unreadable_refused(path):
+        schema = _open_table([path], column_names).schema
     columns = usable_columns(schema, column_names, f"dataset.root={path}")
     is_list = bool(columns.label) and columns.fields[columns.label].type.num_fields > 0
     return columns.label, columns.is_guess or is_list
+
+
+def names_paths(path: Path, column_names: ColumnNames) -> bool:
+    """Tell whether a table gives the paths of its images instead of the images themselves."""
+    with _unreadable_refused(path):
+        schema = _open_table([path], column_names).schema
+    columns = usable_columns(schema, column_names, f"dataset.root={path}")
+    return columns.image not in columns.encoded
 
 
 def parts_of_rows(paths: list[Path], column_names: ColumnNames) -> list[str]:
