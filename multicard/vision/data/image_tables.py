@@ -18,7 +18,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.vision.data import class_names, class_values, listed_labels, table_images
+from multicard.vision.data import class_names, class_values, listed_labels, one_hot, table_images
 from multicard.vision.data.data_parts import (
     ALL_SAMPLES,
     DATA_FORMS_HINT,
@@ -232,6 +232,9 @@ def _read_table(
         fields, encoded, image, label, is_guess = columns_found
         if encoded:
             require_bytes(paths, {"image": column_names.get("image")})
+        flags = {}
+        if not label and not trained_label and "label" not in column_names:
+            flags = one_hot.columns_of_classes(opened_table, columns_found)
         splits = split_columns(columns_found, column_names) if by_split else []
         rival_columns = [name for name in LABELS if name in fields] if label in LABELS else []
         wanted_columns = {label, *rival_columns, *splits, image} & fields.keys() - encoded
@@ -246,6 +249,7 @@ def _read_table(
         {name: texts[name] for name in splits}, is_named="split" in column_names
     )
     read_names = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
+    read_names |= flags.keys()
     unread_names = [field.name for field in opened_table.schema if field.name not in read_names]
     unread_kinds = [
         f"column {name}" if name.strip() else "column without a name" for name in unread_names
@@ -262,8 +266,10 @@ def _read_table(
     if parts is None and by_split and "split" not in column_names:
         parts = _parts_by_folder(files.images)
     labels = class_names.replace_no_class(texts.get(label, [""] * len(images)))
+    if flags:
+        labels = one_hot.labels_of_rows(flags)
     classes = declared_class_names(opened_table, columns_found.stored_name(label))
-    if not classes:
+    if not classes and not flags:
         class_values.require_one_label_an_image(place, columns_found.stored_name(label), labels)
         class_values.require_classes_not_measurements(
             place, columns_found.stored_name(label), labels
@@ -271,6 +277,8 @@ def _read_table(
     columns = opened_table.schema.names
     class_values.require_whole_images(place, columns, images, labels, parts or [""] * len(images))
     notices = list[Message]()
+    if flags:
+        notices.append(one_hot.notice(place, [*flags]))
     if is_guess:
         guess = class_values.guessed_column_notice(
             place, columns_found.stored_name(label), images, labels, column_names
@@ -355,7 +363,7 @@ def _require_columns(
     """
     if trained_label is None:
         columns = usable_columns(opened_table.schema, column_names, place)
-        if columns.image and columns.label:
+        if columns.image and (columns.label or one_hot.columns_of_classes(opened_table, columns)):
             return columns
     else:
         others = {

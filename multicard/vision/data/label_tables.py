@@ -23,12 +23,12 @@ from multicard.vision.data.folder_contents import (
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
 from multicard.vision.data.image_tables import text_columns
+from multicard.vision.data.one_hot import one_hot_columns
 from multicard.vision.data.text_tables import JSON_LINES
 
 TABLES = (".csv", ".tsv", JSON_LINES)
 # A table is about the images if it names this share of them, or if this share of its rows does.
 SHARE_NAMED = 0.5
-FLAGS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 SUBMISSION = "submission"  # Kaggle's name for a form in which contestants fill in the classes.
 
 
@@ -200,7 +200,7 @@ def _compare_with_images(
         ):
             matching_columns.add(name)
     possible_labels.sort(key=lambda name: _is_number(columns[name]))
-    one_hot = _one_hot_columns({name: columns[name] for name in possible_labels})
+    one_hot = one_hot_columns({name: columns[name] for name in possible_labels})
     return LabelTable(
         path,
         [*columns],
@@ -210,17 +210,6 @@ def _compare_with_images(
         frozenset(matching_columns),
         one_hot,
     )
-
-
-def _one_hot_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the columns of 0 and 1 if exactly one of them is 1 in each row, else an empty list."""
-    flags = {}
-    for name, values in columns.items():
-        if all(value in FLAGS for value in values):
-            flags[name] = [FLAGS[value] for value in values]
-    if len(flags) > 1 and all(sum(row) == 1 for row in zip(*flags.values(), strict=True)):
-        return [*flags]
-    return []
 
 
 def _labels_by_image_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
