@@ -5,10 +5,8 @@ The former are .csv, .tsv and .jsonl files. The latter are parquet or Arrow file
 """
 
 import os
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,12 +34,11 @@ from multicard.vision.data.image_columns import (
     no_columns_refusal,
     require_bytes,
     require_one_column_of_classes,
-    require_same_columns,
     split_columns,
     usable_columns,
 )
+from multicard.vision.data.open_tables import open_table, unreadable_refused
 from multicard.vision.data.stored_images import (
-    ARROW_SUFFIX,
     EncodedImage,
     ImageFile,
     StoredImage,
@@ -49,7 +46,6 @@ from multicard.vision.data.stored_images import (
 )
 from multicard.vision.data.text_tables import text_table
 
-PARQUET_SUFFIX = ".parquet"
 NO_CLASS = "-1"  # Stands in place of the number of a class.
 
 
@@ -150,8 +146,8 @@ def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]
 
     The name is "" if there is no such column. A column of lists is a guess: its lists may be tags.
     """
-    with _unreadable_refused(path):
-        schema = _open_table([path], column_names).schema
+    with unreadable_refused(path):
+        schema = open_table([path], column_names).schema
     columns = usable_columns(schema, column_names, f"dataset.root={path}")
     is_list = bool(columns.label) and columns.fields[columns.label].type.num_fields > 0
     return columns.label, columns.is_guess or is_list
@@ -159,8 +155,8 @@ def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]
 
 def names_paths(path: Path, column_names: ColumnNames) -> bool:
     """Tell whether a table gives the paths of its images instead of the images themselves."""
-    with _unreadable_refused(path):
-        schema = _open_table([path], column_names).schema
+    with unreadable_refused(path):
+        schema = open_table([path], column_names).schema
     columns = usable_columns(schema, column_names, f"dataset.root={path}")
     return columns.image not in columns.encoded
 
@@ -226,8 +222,8 @@ def _read_table(
     """Read the columns of images, labels and parts, and refuse values that cannot be used."""
     place = f"dataset.root={paths[0]}"
     folder = paths[0].parent.absolute()  # Some paths in the table may be absolute.
-    with _unreadable_refused(paths[0]):
-        opened_table = _open_table(paths, column_names)
+    with unreadable_refused(paths[0]):
+        opened_table = open_table(paths, column_names)
         columns_found = _require_columns(opened_table, column_names, trained_label, place, folder)
         fields, encoded, image, label, is_guess = columns_found
         if encoded:
@@ -304,48 +300,6 @@ def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
     if len(names) < len({*folders}) or PartKind.train not in kinds or len(kinds) < 2:
         return None
     return folders
-
-
-@contextmanager
-def _unreadable_refused(path: Path) -> Iterator[None]:
-    """Turn the errors of an unreadable table into a refusal that names it."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except Refusal as refusal:
-        if refusal.code not in ("table.encoding", "table.nul"):
-            raise
-        raise Refusal(
-            "photographs.table-encoding",
-            f"dataset.root={path}: {refusal.message}",
-            key="dataset.root",
-            file=str(path),
-            reason=refusal.message,
-        ) from None
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # A truncated file gives no errno.
-            raise
-        why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
-        raise Refusal(
-            "photographs.unreadable-table",
-            f"dataset.root={path}: cannot be read ({why}); save it completely, and in UTF-8",
-            key="dataset.root",
-            file=str(path),
-            why=why,
-        ) from None
-
-
-def _open_table(paths: list[Path], column_names: ColumnNames) -> Any:
-    """Open a table in one or more files as a pyarrow `Dataset`."""
-    from pyarrow import dataset
-
-    form: Any = "parquet"
-    if paths[0].suffix.lower() not in (PARQUET_SUFFIX, ARROW_SUFFIX):
-        return dataset.dataset(text_table(paths[0]))
-    if paths[1:]:
-        require_same_columns(paths, form, column_names)
-    return open_dataset(paths, form)
 
 
 def _require_columns(

@@ -34,12 +34,12 @@ from multicard.vision.data.folder_contents import (
 )
 from multicard.vision.data.image_columns import NO_COLUMN_NAMES, ColumnNames
 from multicard.vision.data.image_tables import (
-    PARQUET_SUFFIX,
     column_of_classes,
     names_paths,
     parts_of_rows,
     table_parts,
 )
+from multicard.vision.data.open_tables import PARQUET_SUFFIX
 from multicard.vision.data.part_tables import require_same_classes_as_folders
 from multicard.vision.data.stored_images import ARROW_SUFFIX
 from multicard.vision.data.table_images import NOT_NAMED, count_not_named
