@@ -4,7 +4,6 @@ An archive may divide its images into folders that are no classes at all, and ke
 table. Training on such folders would be meaningless.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +83,8 @@ def require_folders_are_classes(
     unread = list[LabelTable]()
     is_one_class = len(samples.classes) == 1
     are_numbered_folders = are_numbered(samples.classes)
-    for path in _files_beside_images(root, images, TABLES):
+    files = _files_beside_images(root, images, (*TABLES, *([".json"] if is_one_class else [])))
+    for path in files:
         table = None
         # Files that are no readable table say nothing about these images.
         with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
@@ -103,15 +103,6 @@ def require_folders_are_classes(
             )
         if not table.matching_columns:
             unread.append(table)
-    for path in _files_beside_images(root, images, (".json",)) if is_one_class else []:
-        if _labels_images(path, images):
-            raise Refusal(
-                "photographs.labels-in-json",
-                f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and"
-                f" their classes in FiftyOne's format, which is not read; {WRITE_A_TABLE}",
-                key="dataset.root",
-                file=str(path),
-            )
     return unread
 
 
@@ -149,18 +140,6 @@ def _files_beside_images(root: Path, images: Sequence[Path], endings: Sequence[s
             ):
                 files.append(path)
     return files
-
-
-def _labels_images(path: Path, images: Sequence[Path]) -> bool:
-    """Tell whether a JSON object has `labels` by the names of these images."""
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_bytes())
-        labels = content.get("labels") if isinstance(content, dict) else None
-        if isinstance(labels, dict):
-            return sum(
-                image.name in labels or image.stem in labels for image in images
-            ) >= SHARE_NAMED * len(images)
-    return False
 
 
 def _compare_with_images(
