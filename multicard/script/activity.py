@@ -55,6 +55,7 @@ class Activity:
             self.evaluations += self._evaluation_passes.draw(data_pass)
             self._clock.lap(Lap.evaluate)
         elif self._clock.is_running and trains:
+            self._evaluation_passes.forget()
             self.go_on_training()
             self._clock.lap(self._work())
         elif self._clock.is_running:
@@ -62,8 +63,9 @@ class Activity:
             self.is_evaluating = True
             self._draws_with_gradients = with_gradients
             self.gaps.note_evaluation_batch()
-            self._evaluation_passes.begin(data_pass)
-            self.count_evaluation()
+            if not self._evaluation_passes.resume(data_pass):
+                self._evaluation_passes.begin(data_pass)
+                self.count_evaluation()
 
     def receive_batch(self, trains: bool) -> None:
         """Label the time that the script waited for a batch."""
@@ -129,6 +131,7 @@ class Activity:
         if resumed:
             self.evaluations -= self._evaluation_passes.count
             self._left_out.withdraw()
+        self._evaluation_passes.forget()
         is_after_mode = self.gaps.evaluations > 0
         self.gaps.end_step(resumed)
         return is_after_mode

@@ -24,6 +24,19 @@ class EvaluationPasses:
         self._joined_passes = []
         self.count = 1
 
+    def resume(self, data_pass: Pass) -> bool:
+        """Return True if this pass belongs to the evaluations that seemed to be over.
+
+        With `zip` and `zip_longest`, other passes go on when the first one has ended.
+        """
+        known_passes = [*self._separate_passes, *self._joined_passes]
+        return _index_of(data_pass, known_passes) is not None
+
+    def forget(self) -> None:
+        """Training goes on: passes that go on later are other evaluations."""
+        self._separate_passes = []
+        self._joined_passes = []
+
     def draw(self, data_pass: Pass) -> int:
         """A batch of a pass is asked for during an evaluation.
 

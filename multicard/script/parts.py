@@ -37,8 +37,13 @@ class ModelInputs:
     """
 
     def __init__(self) -> None:
-        self._drawn = Counter[int]()  # Samples, by how many numbers each has.
-        self._given = Counter[int]()
+        # Samples and batches of them, by how many numbers each sample has.
+        self._drawn = Counter[int]()
+        self._batches = Counter[int]()
+        # A call may take several tensors of the same samples, or of several batches. These are the
+        # samples if all tensors of a call have the same ones, and if they have different ones.
+        self._given_at_least = Counter[int]()
+        self._given_at_most = Counter[int]()
         self._parts = list[TrainedPart]()
         self._hooks = list[Any]()
         self._thread = 0
@@ -52,6 +57,7 @@ class ModelInputs:
         tensors = [tensor for tensor in tensors_in(batch) if _samples(tensor) == count]
         for numbers in {_numbers_a_sample(tensor) for tensor in tensors}:
             self._drawn[numbers] += count
+            self._batches[numbers] += 1
 
     def end_step(self, steps: int) -> None:
         """Note that so many steps have ended."""
@@ -95,12 +101,13 @@ class ModelInputs:
             self._count_inputs(tensors)
 
     def _count_inputs(self, tensors: Iterable[Tensor]) -> None:
-        most = Counter[int]()  # A call may take several tensors of the same samples.
+        largest = Counter[int]()
         for tensor in tensors:
             if _samples(tensor):
                 numbers = _numbers_a_sample(tensor)
-                most[numbers] = max(most[numbers], _samples(tensor))
-        self._given += most
+                largest[numbers] = max(largest[numbers], _samples(tensor))
+                self._given_at_most[numbers] += _samples(tensor)
+        self._given_at_least += largest
 
     def _leave_module(self, module: Any, inputs: Any, result: Any) -> None:
         if threading.get_ident() != self._thread or not self._level:
@@ -115,11 +122,15 @@ class ModelInputs:
         A model that is given other samples, as crops of them, shows nothing.
         """
         largest = max(self._drawn, default=0)
-        part = TrainedPart(self._drawn[largest], self._given[largest])
+        has_several_batches = self._batches[largest] > 1
+        given = self._given_at_most if has_several_batches else self._given_at_least
+        part = TrainedPart(self._drawn[largest], given[largest])
         if 0 < part.given < part.drawn:
             self._parts.append(part)
         self._drawn.clear()
-        self._given.clear()
+        self._batches.clear()
+        self._given_at_least.clear()
+        self._given_at_most.clear()
         self._level = self._counted_at = 0
 
 

@@ -160,14 +160,16 @@ def _is_part(tensor: torch.Tensor) -> bool:
 
 
 def _digest(tensor: torch.Tensor) -> str | None:
-    """Return the digest of a sample of the elements; None if the tensor has no values, or if all of
-    them are equal.
+    """Return the digest of a sample of the elements.
+
+    Return None if the values say nothing: the tensor has none, all are equal, or none is finite, as
+    after a training that diverged. Ranks that trained apart may all have such values.
     """
     if tensor.is_meta or not tensor.numel():
         return None
     flat = tensor.detach().reshape(-1)
     sample = flat[:: max(1, flat.numel() // SAMPLED)]
     sample = sample.to("cpu", torch.float64 if sample.is_floating_point() else None)
-    if bool((sample == sample[0]).all()):
+    if bool((sample == sample[0]).all()) or not bool(torch.isfinite(sample).any()):
         return None
     return blake2b(sample.contiguous().numpy().tobytes(), digest_size=8).hexdigest()

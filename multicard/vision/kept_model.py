@@ -9,6 +9,7 @@ images that the model expects. Loading it needs torch, torchvision or timm, and 
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,6 +204,19 @@ def load(folder: Path) -> "nn.Module":
     model.classes = about.classes  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     model.preprocess = preprocess(about)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
     return model.eval()
+
+
+def saved_classes(file: Path) -> list[str]:
+    """Return the classes of weights that a run kept, in the order of the outputs.
+
+    The list is empty for any other file.
+    """
+    about = file.parent / ABOUT
+    if file.name != WEIGHTS or not about.is_file():
+        return []
+    with suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(about.read_bytes(), type=VisionModelInfo).classes
+    return []
 
 
 def _build_from_info(about: VisionModelInfo) -> "nn.Module":

@@ -158,7 +158,7 @@ def train(rank: Rank, config: VisionConfig, folder: Path, workers: int) -> None:
     data = datasets.load(config.dataset, config.seed)
 
     # ---- model
-    model = weights.build_with_weights(config.model, data.classes, config.dataset.image_size)
+    model = weights.build_with_weights(config.model, data.class_names, config.dataset.image_size)
     model = model.to(device, precision.model_dtype).to(memory_format=memory_format(config))  # pyright: ignore[reportCallIssue]
     if compiles(config, device.type):
         compiling.compile_model(model, config, device.type)

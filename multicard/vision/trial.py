@@ -33,6 +33,7 @@ class Trial(msgspec.Struct, frozen=True):
     Attributes:
         classes: Number of classes. For 0 no step is taken; only the expected images are returned.
         averages: True if ranks average gradients.
+        class_names: The names of the classes in their order, if weights are loaded from a file.
     """
 
     model: ModelConfig
@@ -40,6 +41,7 @@ class Trial(msgspec.Struct, frozen=True):
     image_size: int = 0
     batch_size: int = 2
     averages: bool = False
+    class_names: list[str] = []
 
 
 class TrialOutcome(msgspec.Struct, frozen=True):
@@ -168,7 +170,7 @@ def try_model(trial: Trial) -> TrialOutcome:
         )
     assert built is not None
     try:
-        notes = weights.load(built, model, trial.classes, size)
+        notes = weights.load(built, model, trial.classes, size, trial.class_names)
     except Refusal as refusal:
         return TrialOutcome(refusal.message.parts)
     return TrialOutcome(None, [note.parts for note in notes])

@@ -5,16 +5,18 @@ Only tensors and plain values are unpickled.
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from multicard.config.vision import ModelConfig
 from multicard.machine import network
 from multicard.messages import Message, Refusal
-from multicard.vision import checkpoint_file, model_names, models
+from multicard.vision import checkpoint_file, last_layer, model_names, models, older_names
 from multicard.vision.checkpoint_file import State
+from multicard.vision.kept_model import saved_classes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,23 +24,29 @@ if TYPE_CHECKING:
 TOP = "."  # The name of a set of weights that has no prefix.
 # A word in the prefix of weights that were averaged over training.
 AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|teacher|shadow)(?![a-z])", re.IGNORECASE)
-# A last layer under another name has at most this number of tensors. If a file has more that the
-# model does not know, they belong to another model.
-MAX_HEAD_TENSORS = 8
 # torchvision's GoogLeNet and Inception have further classifiers, which the models here do without.
 AUXILIARY_CLASSIFIERS = ("aux1.", "aux2.", "AuxLogits.")
 # BatchNorm counts batches in this buffer. A fixed momentum does not use it, so it may be missing.
 OPTIONAL_BUFFER = "num_batches_tracked"
 
 
-def build_with_weights(config: ModelConfig, classes: int, image_size: int) -> "nn.Module":
+def build_with_weights(
+    config: ModelConfig, class_names: Sequence[str], image_size: int
+) -> "nn.Module":
     """Build the model, and load the weights that it starts from."""
+    classes = len(class_names)
     model = models.build(config, classes, image_size)
-    load(model, config, classes, image_size)
+    load(model, config, classes, image_size, class_names)
     return model
 
 
-def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int) -> list[Message]:
+def load(
+    model: "nn.Module",
+    config: ModelConfig,
+    classes: int,
+    image_size: int,
+    class_names: Sequence[str] = (),
+) -> list[Message]:
     """Load the weights that `config` names into a model.
 
     Weights that do not exist, or that belong to another model, are refused. The last layer stays
@@ -46,6 +54,7 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
 
     Args:
         model: The result of `models.build` for the same arguments.
+        class_names: The names of the data's classes in their order, if they are known.
 
     Returns:
         Notes for the user on the weights.
@@ -53,7 +62,8 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
     if config.weights == models.RANDOM:
         return []
     if (file := models.weights_file(config)) is not None:
-        return fit(model, checkpoint_file.read(file, config.weights), config)
+        tensors = checkpoint_file.read(file, config.weights)
+        return fit(model, tensors, config, saved_classes(file), class_names)
     if not model_names.has(config.name):
         raise Refusal(
             "weights.none-of-model",
@@ -66,13 +76,24 @@ def load(model: "nn.Module", config: ModelConfig, classes: int, image_size: int)
     return fit(model, fetch(config, classes, image_size), config)
 
 
-def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message]:
+def fit(
+    model: "nn.Module",
+    tensors: State,
+    config: ModelConfig,
+    saved_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
+) -> list[Message]:
     """Load tensors into a model. They must have each key of the model in its shape, and no other.
 
     The last layer is an exception, as in `load`. The names of the tensors may share a prefix, such
     as `model.` or `state_dict_ema.`. If there are several sets of weights, one is taken.
+
+    Args:
+        saved_names: The names of the file's classes in their order. Empty if they are not known.
+        class_names: The same for the data.
     """
     model_state = model.state_dict()
+    tensors = {older_names.current_name(name, config): value for name, value in tensors.items()}
     layers = models.heads(model)
     heads = tuple(f"{name}." for name in layers)
     body = [
@@ -98,7 +119,9 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
     unused_tensors = {}
     if not other_prefixes:
         unused_tensors = {name: tensors[name] for name in unused_names}
-    head = _head_from_file(model_state, state, unused_tensors, heads)
+    head = last_layer.head_from_file(model_state, state, unused_tensors, heads)
+    if saved_names and class_names:
+        head = last_layer.head_for_classes(head, model_state, saved_names, class_names)
     state = {
         name: value
         for name, value in state.items()
@@ -147,9 +170,13 @@ def fit(model: "nn.Module", tensors: State, config: ModelConfig) -> list[Message
             problems=problems[:3],
             count=len(problems),
         )
-    model.load_state_dict(state, strict=False)
+    # Some modules (MNASNet) refuse tensors without the version of their names and shapes. They have
+    # those of this model.
+    versioned = OrderedDict(state)
+    versioned._metadata = model_state._metadata  # pyright: ignore[reportAttributeAccessIssue]
+    model.load_state_dict(versioned, strict=False)
     if head.note is not None:
-        notes.append(_last_layer_note(config.weights, layers, head.note))
+        notes.append(last_layer.note_of(config.weights, layers, head.note))
     return notes
 
 
@@ -202,99 +229,6 @@ def _chosen_prefix(prefixes: list[str], config: ModelConfig) -> str:
             names=names,
         )
     return prefixes[names.index(config.weights_from)]
-
-
-class Head(NamedTuple):
-    """The last layer as it is loaded from a file.
-
-    Attributes:
-        state: The layer's tensors, by the model's names.
-        read: The file's names that were used for it, or left out on purpose.
-        note: Why the layer stays random, or under which name it was saved. None if the file has it
-            under the model's name.
-    """
-
-    state: State
-    read: set[str]
-    note: Message | None
-
-
-def _head_from_file(
-    model_state: State, state: State, unused_tensors: State, heads: tuple[str, ...]
-) -> Head:
-    """Return the last layer from a file.
-
-    It has the model's name there, or it is the only layer of another name with the same inputs.
-
-    Args:
-        model_state: The model's tensors.
-        state: The file's tensors, by the model's names.
-        unused_tensors: Other tensors of the file, by their own names.
-        heads: The prefixes of the last layer's tensors in the model.
-    """
-    head_state = {name: model_state[name] for name in model_state if name.startswith(heads)}
-    if all(
-        name in state and state[name].shape == value.shape for name, value in head_state.items()
-    ):
-        return Head({name: state[name] for name in head_state}, set(), None)
-    head_names = {name for name in state if name.startswith(heads)}
-    candidates = {
-        name: value
-        for name, value in state.items()
-        if name in head_names or name not in model_state
-    }
-    candidates |= {name: value for name, value in unused_tensors.items() if value.ndim}
-    if len(candidates) > MAX_HEAD_TENSORS:  # Only the tensors under the layer's name can be meant.
-        candidates = {name: candidates[name] for name in head_names}
-    layers = sorted({name.rpartition(".")[0] for name in candidates})
-    weight = next((value for name, value in head_state.items() if name.endswith("weight")), None)
-    if not candidates or weight is None:
-        return Head(head_state, {*candidates}, Message("weights.head-absent", "the file has none"))
-    (layer, *other_layers) = layers
-    matrix = candidates.get(f"{layer}.weight")
-    if other_layers or matrix is None or matrix.shape[1:] != weight.shape[1:]:
-        note = Message(
-            "weights.head-of-other-layers",
-            f"the file has {', '.join(layers[:3])} in its place",
-            layers=layers,
-        )
-        return Head(head_state, {*candidates}, note)
-    if matrix.shape != weight.shape:
-        note = Message(
-            "weights.head-of-other-classes",
-            f"the file has {matrix.shape[0]} classes, and the data {weight.shape[0]}",
-            saved=matrix.shape[0],
-            classes=weight.shape[0],
-        )
-        return Head(head_state, {*candidates}, note)
-    renamed = {
-        name: candidates.get(f"{layer}.{name.rpartition('.')[2]}", value)
-        for name, value in head_state.items()
-    }
-    return Head(
-        renamed,
-        {*candidates},
-        Message("weights.head-renamed", f"the file calls this layer {layer}", layer=layer),
-    )
-
-
-def _last_layer_note(weights: str, layers: list[str], why: Message) -> Message:
-    """Return the note for the user on the last layer."""
-    if why.code == "weights.head-renamed":
-        return Message(
-            "weights.last-layer-renamed",
-            f"model.weights={weights}: the last layer ({', '.join(layers)}) is loaded too: {why}",
-            key="model.weights",
-            layers=layers,
-            why=why,
-        )
-    return Message(
-        "weights.new-last-layer",
-        f"model.weights={weights}: the last layer ({', '.join(layers)}) stays random: {why}",
-        key="model.weights",
-        layers=layers,
-        why=why,
-    )
 
 
 def _torchvision_state(config: ModelConfig, _: int, image_size: int) -> State:

@@ -168,10 +168,17 @@ def check_requirements(config: VisionConfig) -> None:
         # A dry run does not fetch weights.
         if starts_nothing(config) and model.weights == models.PRETRAINED:
             model = replace(model, weights=models.RANDOM)
-        classes = dataset.read(config.dataset, config.seed).classes
+        data = dataset.read(config.dataset, config.seed)
         ranks = config.processes * config.nodes
         trial.require_trainable(
-            Trial(model, classes, config.dataset.image_size, min(2, config.batch_size), ranks > 1)
+            Trial(
+                model,
+                data.classes,
+                config.dataset.image_size,
+                min(2, config.batch_size),
+                averages=ranks > 1,
+                class_names=data.class_names if models.weights_file(model) else [],
+            )
         )
 
 

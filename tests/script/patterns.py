@@ -458,6 +458,21 @@ def cleared(loop: Loop, clear: Callable[[Loop], None], every: int) -> None:
                 samples = 0
 
 
+def left_over(loop: Loop) -> None:
+    """The rest of an epoch makes no step of its own: the next step has its gradients too."""
+    samples = 0
+    for _ in range(6):
+        for number, batch in enumerate(one_ahead(loop.loader()), 1):
+            loop.backward(batch)
+            samples += len(batch[1])
+            if number % 2 == 0:
+                loop.optimizer.step()
+                loop.optimizer.zero_grad()
+                loop.steps.append(samples)
+                samples = 0
+        loop.evaluate()
+
+
 def not_finite(loop: Loop) -> None:
     """Every second batch's gradients are thrown away."""
     for _ in range(6):
@@ -638,6 +653,7 @@ COUNTING: dict[str, Callable[[Loop], None]] = {
     "cleared": lambda loop: cleared(loop, lambda loop: loop.optimizer.zero_grad(), 4),
     "cleared-by-module": lambda loop: cleared(loop, lambda loop: loop.model.zero_grad(), 4),
     "cleared-by-turns": not_finite,
+    "left-over": left_over,
     "averaged": averaged,
     "broken-off-of-several-anew": broken_off_of_several(iter, is_anew=True),
     "gradients-alone": lambda loop: gradients_alone(loop, 1),

@@ -90,6 +90,32 @@ def test_a_part_of_the_samples_is_seen(tmp_path: Path, loss: Loss, given: int):
     assert trained_by(loss, tmp_path).trained_part == [8, given]
 
 
+class Both(torch.nn.Module):
+    """A model that takes batches of two loaders in one call."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return self.inner(first).sum() + self.inner(second).sum()
+
+
+@pytest.mark.parametrize(("sizes", "keeps"), [((8, 8), 1), ((8, 4), 1), ((8, 8), 2)])
+def test_batches_of_two_loaders_may_be_given_in_one_call(
+    tmp_path: Path, sizes: tuple[int, int], keeps: int
+):
+    training = Training()
+    model = Both(training.model)
+    with recorded(tmp_path) as reports:
+        loaders = [DataLoader(training.data, size) for size in sizes]
+        for (first, _), (second, _) in zip(*loaders, strict=False):
+            model(first[::keeps], second[::keeps]).backward()
+            training.optimizer.step()
+    expected = None if keeps == 1 else [sum(sizes), sum(sizes) // keeps]
+    assert reports[0].trained_part == expected
+
+
 def test_samples_that_the_script_tells_are_right(tmp_path: Path):
     assert trained_by(sliced, tmp_path, marked=True).trained_part is None
 

@@ -70,6 +70,17 @@ def test_a_rank_that_tells_nothing_leaves_it_unknown():
     assert compared([constant, constant]) is Relation.unknown
 
 
+def test_copies_that_diverged_do_not_show_whether_they_trained_together():
+    """Models that trained apart are equal if nothing but NaN is left of them."""
+    found = []
+    for seed in (1, 2):
+        network = model(seed)
+        for parameter in network.parameters():
+            parameter.data.mul_(torch.nan)
+        found.append(trained(network, seed))
+    assert compared(found) is Relation.unknown
+
+
 def test_digests_change_neither_values_nor_random_numbers():
     network, state = model(), torch.get_rng_state()
     before = [tensor.clone() for tensor in network.parameters()]

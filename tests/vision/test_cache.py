@@ -164,6 +164,17 @@ def test_a_broken_image_is_named_or_left_out_and_counted(photographs: Path):
         loaded(photographs, "dataset.skip_broken=true")
 
 
+@pytest.mark.parametrize(("part", "split"), [("train", "train"), ("validation", "test")])
+def test_broken_images_leave_no_class_empty(part: str, split: str, photographs: Path):
+    folder = photographs / part
+    (name, *_) = sorted(path.name for path in folder.iterdir())
+    images = sorted((folder / name).iterdir())
+    for image in images:
+        image.write_bytes(b"no image")
+    with refused("cache.class-broken", split=split, classes=[name], images=len(images)):
+        loaded(photographs, "dataset.skip_broken=true")
+
+
 def test_a_folder_that_cannot_be_written_is_refused(
     photographs: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 
 import multicard
-from multicard.config.vision import VisionConfig
+from multicard.config.vision import ModelConfig, VisionConfig
+from multicard.messages import Message
 from multicard.records import run_folder
 from multicard.run.workload import Workload
-from multicard.vision import kept_model, models
+from multicard.vision import kept_model, models, weights
 from multicard.vision.data.datasets import read_digits
 from multicard.vision.workload import WORKLOAD
 from tests.conftest import ROOT, SMALL, Called, Measuring, ok, typed
@@ -63,6 +64,34 @@ def test_a_kept_model_computes_the_same(tmp_path: Path, words: list[str]):
         # Kernels are chosen by where in memory the weights lie, and add in another order
         torch.testing.assert_close(again(images), model(images), rtol=1e-5, atol=1e-7)
     assert again.classes == classes() and not again.training
+
+
+def loaded(file: Path, names: list[str]) -> tuple[list[Message], torch.Tensor]:
+    """Start from a kept model with classes of these names; the notes, and its last layer."""
+    config = ModelConfig("resnet18", weights=str(file))
+    model = models.build(config, len(names), 64)
+    notes = weights.load(model, config, len(names), 64, names)
+    return notes, model.get_parameter("fc.weight").detach()
+
+
+def test_a_kept_model_starts_with_the_classes_of_the_data_in_their_order(tmp_path: Path):
+    config, model = trained("model=resnet18")
+    names = [str(number) for number in range(10)]
+    kept_model.keep(model, config, names, 0.5, tmp_path)
+    file = tmp_path / "model/model.safetensors"
+    last_layer = model.get_parameter("fc.weight")
+    notes, same = loaded(file, names)
+    assert notes == [] and torch.equal(same, last_layer)
+    (note,), reversed_layer = loaded(file, names[::-1])
+    assert note.code == "weights.last-layer-reordered"
+    assert torch.equal(reversed_layer, last_layer.flip(0))
+    (note,), other_layer = loaded(file, [*names[:8], "cat", "dog"])
+    assert note.code == "weights.new-last-layer"
+    assert note.facts["why"].facts == {"lacking": ["8", "9"]}
+    assert not torch.equal(other_layer, last_layer)
+    renamed = tmp_path / "weights.safetensors"  # Nothing says which classes it has.
+    renamed.write_bytes(file.read_bytes())
+    assert torch.equal(loaded(renamed, names[::-1])[1], last_layer)
 
 
 @pytest.mark.process

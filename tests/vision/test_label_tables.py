@@ -169,12 +169,8 @@ def test_of_columns_that_are_classes_none_is_offered_as_that_of_the_classes(
     table(root, "truth.csv", f"image,{head}", lambda p, n: f"{p.stem},{other if n % 3 else first}")
     with refused("photographs.table-of-classes") as refusal:
         datasets.check(options(root, "dataset.split=0.2"))
-    remedy = refusal.value.message.facts["remedy"]
-    if label is None:
-        assert remedy is None
-    else:
-        asked = options(root, *shlex.split(str(remedy)))
-        assert (asked.columns or {})["label"] == label
+    asked = options(root, *shlex.split(str(refusal.value.message.facts["remedy"])))
+    assert (asked.columns or {}).get("label") == label
 
 
 # A table that says the same as the folders, says nothing of classes, or is of other images
@@ -238,13 +234,43 @@ def test_a_form_to_be_filled_in_is_no_table_of_classes(tmp_path: Path):
     assert remedies(refusal.value) == []
 
 
+def fiftyone(file: Path, names: list[str], **more: object) -> None:
+    """Labels as FiftyOne exports them: the classes by turns, by their numbers."""
+    labels = {name: number % 2 for number, name in enumerate(names)}
+    file.write_text(json.dumps({"classes": CLASSES, "labels": labels, **more}))
+
+
 @pytest.mark.parametrize("ending", ["", ".png"])
-def test_labels_in_json_beside_one_folder_are_named(ending: str, tmp_path: Path):
+def test_labels_in_json_beside_one_folder_are_offered(ending: str, tmp_path: Path):
     root = archive(tmp_path / "root", "data")
-    labels = {f"{path.stem}{ending}": 0 for path in root.rglob("*.png")}
-    (root / "labels.json").write_text(json.dumps({"classes": CLASSES, "labels": labels}))
-    with refused("photographs.labels-in-json", key="dataset.root", file=str(root / "labels.json")):
+    names = sorted(f"{path.stem}{ending}" for path in root.rglob("*.png"))
+    fiftyone(root / "labels.json", names)
+    with refused("photographs.table-of-classes", table=str(root / "labels.json")) as refusal:
         datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    words = [word.replace("0.2", "0.5") for word in shlex.split(remedy)]
+    assert parts(root, *words)[4] == CLASSES
+    asked = options(root, *words)
+    train = datasets.DATASETS["images"].read(asked, 0).train
+    for image, label in zip(train.images, train.labels, strict=True):
+        assert label == names.index(f"{Path(str(image)).stem}{ending}") % 2
+
+
+def test_labels_in_json_of_each_part_are_read(tmp_path: Path):
+    for part in ("train", "validation"):
+        put(tmp_path / part, "data", count=6)
+        fiftyone(tmp_path / part / "labels.json", [str(number) for number in range(6)])
+    assert parts(tmp_path) == ("train", "validation", 6, 6, CLASSES)
+
+
+@pytest.mark.parametrize("more", [{"classes": ["cat"]}, {"tags": {"0": "night"}}])
+def test_labels_in_json_that_would_be_read_in_part_are_refused(
+    more: dict[str, object], tmp_path: Path
+):
+    put(tmp_path, "data", count=6)
+    fiftyone(tmp_path / "labels.json", [str(number) for number in range(6)], **more)
+    with refused("photographs.no-list", key="dataset.root"):
+        datasets.check(options(tmp_path / "labels.json", "dataset.split=0.5"))
 
 
 DOMAINS = {

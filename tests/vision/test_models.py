@@ -3,6 +3,8 @@ with a frozen backbone.
 """
 
 import pickle
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -247,3 +249,27 @@ def test_a_family_takes_a_step_in_half_precision_and_channels_last_and_is_predic
     assert all(value.isfinite().all() for value in model.parameters())
     held = simulate(config, facts.ImageFacts(64, 10, 10, size, 1), "cuda")
     assert held.active_bytes > sum(p.nbytes for p in model.parameters())
+
+
+def older_densenet(name: str) -> str:
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name)
+
+
+def older_transformer(name: str) -> str:
+    return name.replace(".mlp.0.", ".mlp.linear_1.").replace(".mlp.3.", ".mlp.linear_2.")
+
+
+@pytest.mark.parametrize(
+    ("name", "older"),
+    [("densenet121", older_densenet), ("vit_b_16", older_transformer), ("mnasnet0_5", str)],
+)
+def test_files_of_older_versions_of_torchvision_are_read(
+    name: str, older: Callable[[str], str], tmp_path: Path
+):
+    config = ModelConfig(name, weights=str(tmp_path / "older.pth"))
+    saved = models.build(config, 7, 32).state_dict()
+    torch.save({older(key): value for key, value in saved.items()}, config.weights)
+    model = models.build(config, 7, 32)
+    assert weights.load(model, config, 7, 32) == []
+    loaded = model.state_dict()
+    assert all(torch.equal(value, loaded[key]) for key, value in saved.items())

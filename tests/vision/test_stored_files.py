@@ -2,6 +2,7 @@
 and names in one line.
 """
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from multicard.records.schema_data import Ignored
+from multicard.vision.data import datasets
 from tests.helpers.messages import refused, remedies, told
-from tests.vision.test_sample_sources import Bad, fill, hub_files, loaded
+from tests.vision.test_class_folders import left, options, parts, put
+from tests.vision.test_sample_sources import Bad, fill, hub_files, loaded, write
 
 
 @pytest.mark.parametrize(
@@ -135,3 +138,44 @@ def test_names_with_line_breaks_are_refused_and_said_in_one_line(
     assert Ignored("x\ny/", 15) in loaded(tmp_path / "parts").ignored
     (said,) = told(capsys.readouterr().out)
     assert said.facts["ignored"] == {"x\ny/": 15}
+
+
+def test_a_truncated_file_beside_another_part_is_named(tmp_path: Path):
+    for part in ("train", "test"):
+        (tmp_path / f"{part}-00000-of-00001.parquet").write_bytes(b"PAR1 and no end")
+    with refused("photographs.unreadable-table", key="dataset.root"):
+        datasets.check(options(tmp_path))
+
+
+def paths_in_parquet(file: Path, *images: str) -> None:
+    labels = [["cat", "dog"][number % 2] for number in range(len(images))]
+    pq.write_table(pa.table({"file_name": [*images], "label": labels}), file)
+
+
+def test_of_images_beside_files_of_paths_those_that_no_row_names_are_counted(tmp_path: Path):
+    put(tmp_path, "images", count=12)
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "more/notes.txt", "x")
+    paths_in_parquet(tmp_path / "train.parquet", *(f"images/{n}.png" for n in range(8)))
+    paths_in_parquet(tmp_path / "val.parquet", *(f"images/{n}.png" for n in range(8, 11)))
+    assert parts(tmp_path)[:4] == ("train", "val", 8, 3)
+    assert left(tmp_path) == {"images that no row names": 1, "more/": 1}
+
+
+def test_metadata_of_an_imagefolder_may_be_parquet(tmp_path: Path):
+    for part in ("train", "test"):
+        put(tmp_path, part, count=6)
+        paths_in_parquet(tmp_path / part / "metadata.parquet", *(f"{n}.png" for n in range(6)))
+    assert parts(tmp_path) == ("train", "test", 6, 6, ["cat", "dog"])
+    assert left(tmp_path) == {}
+
+
+def test_folders_and_metadata_in_parquet_that_differ_are_refused(tmp_path: Path):
+    for part in ("train", "test"):
+        put(tmp_path / part, "red", "blue", count=4)
+        images = [f"{folder}/{n}.png" for folder in ("red", "blue") for n in range(4)]
+        paths_in_parquet(tmp_path / part / "metadata.parquet", *images)
+    with refused("photographs.table-or-folders", column="label") as refusal:
+        datasets.check(options(tmp_path))
+    classes = [parts(tmp_path, *shlex.split(remedy))[4] for remedy in remedies(refusal.value)]
+    assert classes == [["cat", "dog"], ["blue", "red"]]

@@ -11,7 +11,7 @@ The ranks share the file in the page cache. It is in `.multicard/` of the data s
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from multicard.config.job import count
 from multicard.config.vision_data import ImagesConfig
 from multicard.machine.environment import cores
 from multicard.measure import timing
@@ -53,8 +54,37 @@ def decode_into_cache(data: DataSplits, config: ImagesConfig) -> DataSplits:
         splits[name], facts[name] = SplitCache(
             split, f"{name}_{config.image_size}px{part}", config
         ).open()
+        _require_all_classes(name, split, splits[name], data.class_names, config)
     return replace(
         data, **splits, facts=data.facts | {"cache": str(config.cache), "decoded": facts}
+    )
+
+
+def _require_all_classes(
+    name: str, split: Split, decoded: Split, class_names: Sequence[str], config: ImagesConfig
+) -> None:
+    """Refuse to leave a class without an image because all of its images are broken.
+
+    Args:
+        name: "train" or "test".
+        split: The images to decode.
+        decoded: Those of them that were decoded.
+    """
+    lost_classes: list[int] = sorted({*split.labels.tolist()} - {*decoded.labels.tolist()})
+    if not lost_classes:
+        return
+    lost_names = [class_names[label] for label in lost_classes]
+    images = int((split.labels == lost_classes[0]).sum())
+    more = f", nor those of {', '.join(lost_names[1:5])}" if lost_names[1:] else ""
+    raise Refusal(
+        "cache.class-broken",
+        f"dataset.root={config.root}: none of the {count(images, 'image')} of {lost_names[0]} to"
+        f" {name} on can be decoded{more}, so dataset.skip_broken=true would leave this class"
+        " without one. Replace them, or remove the class",
+        key="dataset.root",
+        split=name,
+        classes=lost_names[:20],
+        images=images,
     )
 
 

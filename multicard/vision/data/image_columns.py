@@ -321,13 +321,6 @@ def require_one_column_of_classes(
         )
 
 
-def label_of(paths: Sequence[Path], column_names: ColumnNames) -> str:
-    """Return the column of labels in the files of one part, in lower case, "" if there is none."""
-    return usable_columns(
-        open_dataset([paths[0]]).schema, column_names, f"dataset.root={paths[0]}"
-    ).label
-
-
 def split_columns(table_columns: UsableColumns, column_names: ColumnNames) -> list[str]:
     """Return the columns that may name the part of each row."""
     if "split" not in column_names:

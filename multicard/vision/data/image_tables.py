@@ -5,10 +5,8 @@ The former are .csv, .tsv and .jsonl files. The latter are parquet or Arrow file
 """
 
 import os
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_columns import named_parts
 from multicard.records.part_names import PartKind
-from multicard.vision.data import class_names, class_values, listed_labels, table_images
+from multicard.vision.data import class_names, class_values, listed_labels, one_hot, table_images
 from multicard.vision.data.data_parts import (
     ALL_SAMPLES,
     DATA_FORMS_HINT,
@@ -36,12 +34,11 @@ from multicard.vision.data.image_columns import (
     no_columns_refusal,
     require_bytes,
     require_one_column_of_classes,
-    require_same_columns,
     split_columns,
     usable_columns,
 )
+from multicard.vision.data.open_tables import open_table, unreadable_refused
 from multicard.vision.data.stored_images import (
-    ARROW_SUFFIX,
     EncodedImage,
     ImageFile,
     StoredImage,
@@ -49,7 +46,6 @@ from multicard.vision.data.stored_images import (
 )
 from multicard.vision.data.text_tables import text_table
 
-PARQUET_SUFFIX = ".parquet"
 NO_CLASS = "-1"  # Stands in place of the number of a class.
 
 
@@ -150,12 +146,19 @@ def column_of_classes(path: Path, column_names: ColumnNames) -> tuple[str, bool]
 
     The name is "" if there is no such column. A column of lists is a guess: its lists may be tags.
     """
-    from pyarrow import dataset
-
-    schema = dataset.dataset(text_table(path)).schema
+    with unreadable_refused(path):
+        schema = open_table([path], column_names).schema
     columns = usable_columns(schema, column_names, f"dataset.root={path}")
     is_list = bool(columns.label) and columns.fields[columns.label].type.num_fields > 0
     return columns.label, columns.is_guess or is_list
+
+
+def names_paths(path: Path, column_names: ColumnNames) -> bool:
+    """Tell whether a table gives the paths of its images instead of the images themselves."""
+    with unreadable_refused(path):
+        schema = open_table([path], column_names).schema
+    columns = usable_columns(schema, column_names, f"dataset.root={path}")
+    return columns.image not in columns.encoded
 
 
 def parts_of_rows(paths: list[Path], column_names: ColumnNames) -> list[str]:
@@ -219,12 +222,15 @@ def _read_table(
     """Read the columns of images, labels and parts, and refuse values that cannot be used."""
     place = f"dataset.root={paths[0]}"
     folder = paths[0].parent.absolute()  # Some paths in the table may be absolute.
-    with _unreadable_refused(paths[0]):
-        opened_table = _open_table(paths, column_names)
+    with unreadable_refused(paths[0]):
+        opened_table = open_table(paths, column_names)
         columns_found = _require_columns(opened_table, column_names, trained_label, place, folder)
         fields, encoded, image, label, is_guess = columns_found
         if encoded:
             require_bytes(paths, {"image": column_names.get("image")})
+        flags = {}
+        if not label and not trained_label and "label" not in column_names:
+            flags = one_hot.columns_of_classes(opened_table, columns_found)
         splits = split_columns(columns_found, column_names) if by_split else []
         rival_columns = [name for name in LABELS if name in fields] if label in LABELS else []
         wanted_columns = {label, *rival_columns, *splits, image} & fields.keys() - encoded
@@ -239,6 +245,7 @@ def _read_table(
         {name: texts[name] for name in splits}, is_named="split" in column_names
     )
     read_names = {fields[name].name for name in {image, label, split} & fields.keys() - {""}}
+    read_names |= flags.keys()
     unread_names = [field.name for field in opened_table.schema if field.name not in read_names]
     unread_kinds = [
         f"column {name}" if name.strip() else "column without a name" for name in unread_names
@@ -255,8 +262,10 @@ def _read_table(
     if parts is None and by_split and "split" not in column_names:
         parts = _parts_by_folder(files.images)
     labels = class_names.replace_no_class(texts.get(label, [""] * len(images)))
+    if flags:
+        labels = one_hot.labels_of_rows(flags)
     classes = declared_class_names(opened_table, columns_found.stored_name(label))
-    if not classes:
+    if not classes and not flags:
         class_values.require_one_label_an_image(place, columns_found.stored_name(label), labels)
         class_values.require_classes_not_measurements(
             place, columns_found.stored_name(label), labels
@@ -264,6 +273,8 @@ def _read_table(
     columns = opened_table.schema.names
     class_values.require_whole_images(place, columns, images, labels, parts or [""] * len(images))
     notices = list[Message]()
+    if flags:
+        notices.append(one_hot.notice(place, [*flags]))
     if is_guess:
         guess = class_values.guessed_column_notice(
             place, columns_found.stored_name(label), images, labels, column_names
@@ -291,48 +302,6 @@ def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
     return folders
 
 
-@contextmanager
-def _unreadable_refused(path: Path) -> Iterator[None]:
-    """Turn the errors of an unreadable table into a refusal that names it."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except Refusal as refusal:
-        if refusal.code not in ("table.encoding", "table.nul"):
-            raise
-        raise Refusal(
-            "photographs.table-encoding",
-            f"dataset.root={path}: {refusal.message}",
-            key="dataset.root",
-            file=str(path),
-            reason=refusal.message,
-        ) from None
-    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:  # A truncated file gives no errno.
-            raise
-        why = re.split("Invalid: |source '.*?': ", str(error).splitlines()[0])[-1]
-        raise Refusal(
-            "photographs.unreadable-table",
-            f"dataset.root={path}: cannot be read ({why}); save it completely, and in UTF-8",
-            key="dataset.root",
-            file=str(path),
-            why=why,
-        ) from None
-
-
-def _open_table(paths: list[Path], column_names: ColumnNames) -> Any:
-    """Open a table in one or more files as a pyarrow `Dataset`."""
-    from pyarrow import dataset
-
-    form: Any = "parquet"
-    if paths[0].suffix.lower() not in (PARQUET_SUFFIX, ARROW_SUFFIX):
-        return dataset.dataset(text_table(paths[0]))
-    if paths[1:]:
-        require_same_columns(paths, form, column_names)
-    return open_dataset(paths, form)
-
-
 def _require_columns(
     opened_table: Any,
     column_names: ColumnNames,
@@ -348,7 +317,7 @@ def _require_columns(
     """
     if trained_label is None:
         columns = usable_columns(opened_table.schema, column_names, place)
-        if columns.image and columns.label:
+        if columns.image and (columns.label or one_hot.columns_of_classes(opened_table, columns)):
             return columns
     else:
         others = {

@@ -1,10 +1,11 @@
-"""Images and their classes in JSON: a list of objects, as labelling tools export it, or an object
-of classes by the names of images. Both as JSON lines, which Arrow reads.
+"""Images and their classes in JSON: a list of objects, as labelling tools export it, an object of
+classes by the names of images, or FiftyOne's labels. All as JSON lines, which Arrow reads.
 """
 
 import codecs
 import json
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,44 @@ def as_lines(path: Path, content: bytes) -> bytes:
         raise _no_list(path) from None
     except KeyError as error:
         raise _no_list(path, f"an object has the key {error.args[0]!r} twice") from None
+    if holds_labels(value):
+        value = _rows_of_labels(path, value["labels"], value.get("classes"))
     if isinstance(value, dict) and value and all(map(_names_image, value.items())):
         value = [{"path": name, "label": label} for name, label in value.items()]
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise _no_list(path)
     return "\n".join(map(json.dumps, value)).encode()
+
+
+def holds_labels(value: Any) -> bool:
+    """True for an object as FiftyOne writes it: labels by the names of images, which may be the
+    numbers of classes in a list.
+    """
+    if not isinstance(value, dict) or not value.keys() <= {"classes", "labels"}:
+        return False
+    labels = value.get("labels")
+    return isinstance(labels, dict) and bool(labels)
+
+
+def _rows_of_labels(
+    path: Path, labels: dict[str, Any], classes: list[str] | None
+) -> list[dict[str, Any]]:
+    rows = []
+    for name, label in labels.items():
+        class_name = label
+        if classes is not None and isinstance(label, int):
+            if label not in range(len(classes)):
+                raise _no_list(path, f"the label {label} of {name} is no number of its classes")
+            class_name = classes[label]
+        rows.append({"path": name, "label": class_name})
+    return rows
+
+
+def is_file_of_labels(path: Path) -> bool:
+    """True for a file as FiftyOne writes it."""
+    with suppress(OSError, ValueError, RecursionError):
+        return holds_labels(json.loads(path.read_bytes()))
+    return False
 
 
 def _names_image(item: tuple[str, Any]) -> bool:

@@ -4,7 +4,6 @@ An archive may divide its images into folders that are no classes at all, and ke
 table. Training on such folders would be meaningless.
 """
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,12 @@ from multicard.vision.data.folder_contents import (
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
 from multicard.vision.data.image_tables import text_columns
+from multicard.vision.data.one_hot import one_hot_columns
 from multicard.vision.data.text_tables import JSON_LINES
 
 TABLES = (".csv", ".tsv", JSON_LINES)
 # A table is about the images if it names this share of them, or if this share of its rows does.
 SHARE_NAMED = 0.5
-FLAGS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 SUBMISSION = "submission"  # Kaggle's name for a form in which contestants fill in the classes.
 
 
@@ -84,7 +83,8 @@ def require_folders_are_classes(
     unread = list[LabelTable]()
     is_one_class = len(samples.classes) == 1
     are_numbered_folders = are_numbered(samples.classes)
-    for path in _files_beside_images(root, images, TABLES):
+    files = _files_beside_images(root, images, (*TABLES, *([".json"] if is_one_class else [])))
+    for path in files:
         table = None
         # Files that are no readable table say nothing about these images.
         with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
@@ -103,15 +103,6 @@ def require_folders_are_classes(
             )
         if not table.matching_columns:
             unread.append(table)
-    for path in _files_beside_images(root, images, (".json",)) if is_one_class else []:
-        if _labels_images(path, images):
-            raise Refusal(
-                "photographs.labels-in-json",
-                f"dataset.root={root}: {path.relative_to(root).as_posix()} names these images and"
-                f" their classes in FiftyOne's format, which is not read; {WRITE_A_TABLE}",
-                key="dataset.root",
-                file=str(path),
-            )
     return unread
 
 
@@ -151,18 +142,6 @@ def _files_beside_images(root: Path, images: Sequence[Path], endings: Sequence[s
     return files
 
 
-def _labels_images(path: Path, images: Sequence[Path]) -> bool:
-    """Tell whether a JSON object has `labels` by the names of these images."""
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_bytes())
-        labels = content.get("labels") if isinstance(content, dict) else None
-        if isinstance(labels, dict):
-            return sum(
-                image.name in labels or image.stem in labels for image in images
-            ) >= SHARE_NAMED * len(images)
-    return False
-
-
 def _compare_with_images(
     path: Path, images: Sequence[Path], labels: Sequence[str]
 ) -> LabelTable | None:
@@ -200,7 +179,7 @@ def _compare_with_images(
         ):
             matching_columns.add(name)
     possible_labels.sort(key=lambda name: _is_number(columns[name]))
-    one_hot = _one_hot_columns({name: columns[name] for name in possible_labels})
+    one_hot = one_hot_columns({name: columns[name] for name in possible_labels})
     return LabelTable(
         path,
         [*columns],
@@ -210,17 +189,6 @@ def _compare_with_images(
         frozenset(matching_columns),
         one_hot,
     )
-
-
-def _one_hot_columns(columns: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the columns of 0 and 1 if exactly one of them is 1 in each row, else an empty list."""
-    flags = {}
-    for name, values in columns.items():
-        if all(value in FLAGS for value in values):
-            flags[name] = [FLAGS[value] for value in values]
-    if len(flags) > 1 and all(sum(row) == 1 for row in zip(*flags.values(), strict=True)):
-        return [*flags]
-    return []
 
 
 def _labels_by_image_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
+from multicard.vision.data import json_lists
 from multicard.vision.data.class_values import other_folders
 from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, test_order
 from multicard.vision.data.folder_contents import (
@@ -31,6 +32,7 @@ from multicard.vision.data.label_tables import TABLES, LabelTable, is_submission
 from multicard.vision.data.table_images import NOT_NAMED, count_not_named
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # The tables that `datasets` reads in an imagefolder.
+LABELS_FILE = "labels.json"
 ONE_HOT_TABLE = "_classes.csv"  # Roboflow's export has this file in each part.
 
 
@@ -73,8 +75,14 @@ def parts_of_tables_in_folders(
 
 
 def _part_table(folder: Path) -> Path | None:
-    """Return the table of a part: metadata.csv or metadata.jsonl, or else the only table."""
+    """Return the table of a part: metadata.csv or metadata.jsonl, or else the only table.
+
+    FiftyOne exports a labels.json of each part.
+    """
     tables = [folder / name for name in METADATA if (folder / name).is_file()]
+    labels = folder / LABELS_FILE
+    if not tables and json_lists.is_file_of_labels(labels):
+        tables = [labels]
     tables = tables or [path for path in _tables_in(folder) if path.name != ONE_HOT_TABLE]
     return tables[0] if len(tables) == 1 else None
 

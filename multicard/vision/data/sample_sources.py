@@ -11,7 +11,7 @@ from pathlib import Path
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data import known_layouts, part_tables
+from multicard.vision.data import known_layouts, part_tables, text_lists
 from multicard.vision.data.class_folders import parts_of
 from multicard.vision.data.data_parts import DATA_FORMS_HINT, FoundParts, choose_parts
 from multicard.vision.data.folder_contents import are_numbered
@@ -57,9 +57,12 @@ def find_parts(
         source = table_parts(
             [root], by_split=not as_one_part, any_name=bool(chosen), column_names=column_names
         )
-    elif (archive := known_layouts.archive_refusal(root)) is not None:
-        raise archive
     else:
+        known_refusal = known_layouts.archive_refusal(root)
+        if known_refusal is None and root.suffix.lower() == text_lists.TEXT_LIST:
+            known_refusal = text_lists.lists_refusal(root)
+        if known_refusal is not None:
+            raise known_refusal
         raise Refusal(
             "photographs.no-table",
             f"dataset.root={root}: is neither a folder nor a .csv, .tsv, .jsonl, .json or .parquet"
@@ -104,14 +107,21 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
         parts_of_tables = part_tables.parts_of_named_tables(root)
         if parts_of_tables is not None:
             return parts_of_tables
-        known_refusal = known_layouts.table_or_archive_refusal(root) if chosen is None else None
+        known_refusal = None
+        if chosen is None:
+            known_refusal = known_layouts.table_or_archive_refusal(root)
+            known_refusal = known_refusal or text_lists.lists_refusal(root)
         raise known_refusal or refusal from None
     if chosen is not None or any(part.kind is not None for part in found_parts.parts):
         return found_parts
     (part,) = found_parts.parts
     folders = part.read().classes
     if len(folders) == 1 or are_numbered(folders):
-        return part_tables.parts_of_named_tables(root) or found_parts
+        parts_of_tables = part_tables.parts_of_named_tables(root)
+        lists = text_lists.lists_refusal(root) if len(folders) == 1 else None
+        if parts_of_tables is None and lists is not None:
+            raise lists
+        return parts_of_tables or found_parts
     with suppress(Refusal):  # A table that names none of these images is refused.
         found_parts = part_tables.parts_of_named_tables(root) or found_parts
     if found_parts.tables:

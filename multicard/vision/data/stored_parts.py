@@ -25,18 +25,28 @@ from multicard.vision.data.data_parts import (
     test_order,
 )
 from multicard.vision.data.folder_contents import (
+    OUTSIDE_CLASSES,
     count_files,
     count_loose_files,
     holds_images,
     list_folder,
     visible_folders,
 )
-from multicard.vision.data.image_columns import NO_COLUMN_NAMES, ColumnNames, label_of
-from multicard.vision.data.image_tables import PARQUET_SUFFIX, parts_of_rows, table_parts
+from multicard.vision.data.image_columns import NO_COLUMN_NAMES, ColumnNames
+from multicard.vision.data.image_tables import (
+    column_of_classes,
+    names_paths,
+    parts_of_rows,
+    table_parts,
+)
+from multicard.vision.data.open_tables import PARQUET_SUFFIX
+from multicard.vision.data.part_tables import require_same_classes_as_folders
 from multicard.vision.data.stored_images import ARROW_SUFFIX
+from multicard.vision.data.table_images import NOT_NAMED, count_not_named
 
 # The files in which `datasets` describes its data files.
 METADATA_FILES = {"state.json", "dataset_info.json", "dataset_dict.json"}
+METADATA_TABLE = "metadata.parquet"  # A table of paths that `datasets` reads in an imagefolder.
 
 
 def stored_parts(
@@ -82,19 +92,20 @@ def stored_parts(
             ignored[f"{folder.name}/"] += count_files(folder)
     all_files = sorted(chain.from_iterable(files.values()))
     if whole:
-        return FoundParts(
-            [DataPart(ALL_SAMPLES, None, partial(_read_files, all_files, column_names))], ignored
-        )
+        read_all = cache(partial(_read_files, all_files, column_names))
+        found_parts = FoundParts([DataPart(ALL_SAMPLES, None, read_all)], ignored)
+        return _without_named_images(root, found_parts, all_files, column_names)
     if not part_words or (len(files) == 1 and _has_split_column(all_files, column_names)):
         parts_by_column = table_parts(all_files, any_name=any_name, column_names=column_names)
-        return FoundParts(parts_by_column.parts, ignored + parts_by_column.ignored)
+        found_parts = replace(parts_by_column, ignored=ignored + parts_by_column.ignored)
+        return _without_named_images(root, found_parts, all_files, column_names)
     for name in files.keys() - part_words:
         ignored.update(f"{path.name}, of no part" for path in files[name])
     train_files = list[Path]()
     for name in part_words:
         if _is_to_train(name):
             train_files.extend(files[name])
-    label = label_of(train_files, column_names) if train_files else ""
+    label = column_of_classes(train_files[0], column_names)[0] if train_files else ""
     parts = []
     for name in sorted(part_words, key=test_order):
         part = part_names.parsed(name)
@@ -104,7 +115,37 @@ def stored_parts(
         parts.append(
             DataPart(name, part.kind, read_part, may_lack_labels=trained_label is not None)
         )
-    return FoundParts(parts, ignored)
+    return _without_named_images(root, FoundParts(parts, ignored), all_files, column_names)
+
+
+def _without_named_images(
+    root: Path, found_parts: FoundParts, files: Sequence[Path], column_names: ColumnNames
+) -> FoundParts:
+    """Count, of the images beside files that give paths, only those that no row names.
+
+    Return the parts as they are if the files hold the images.
+    """
+    if not names_paths(files[0], column_names):
+        return found_parts
+    samples = [part.read() for part in found_parts.parts]
+    paths = list[Path]()
+    for part_samples in samples:
+        paths.extend(image for image in part_samples.images if isinstance(image, Path))
+    image_folders = [folder for folder in visible_folders(root) if holds_images(folder)]
+    places = {f"{folder.name}/" for folder in image_folders}
+    ignored = Counter[str]()
+    for kind, number in found_parts.ignored.items():
+        if kind not in places and not kind.endswith(OUTSIDE_CLASSES):
+            ignored[kind] = number
+    ignored[NOT_NAMED] = count_not_named(paths)
+    parts = list[DataPart]()
+    for part, part_samples in zip(found_parts.parts, samples, strict=True):
+        del part_samples.ignored[NOT_NAMED]  # Another part may have these images.
+        parts.append(replace(part, read=partial(PartSamples, *part_samples)))
+        metadata = next((file for file in files if file.name == METADATA_TABLE), None)
+        if metadata is not None and "label" not in column_names:
+            require_same_classes_as_folders(root, metadata, part_samples)
+    return replace(found_parts, parts=parts, ignored=+ignored)
 
 
 def _is_to_train(name: str) -> bool:
