@@ -27,6 +27,7 @@ from multicard.messages import Message, Parser, Refusal, drop, say, typed, usage
 from multicard.papers.printed import DATASETS
 from multicard.records.figures import GOALS
 from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
+from multicard.records.short_names import MULTIRUN, folder_of_runs
 from multicard.records.text_table import clean
 
 from . import cli, experiments, figures
@@ -277,8 +278,8 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {  # Arguments that several comman
     "folders": {
         "metavar": "FOLDER",
         "nargs": "*",
-        "type": cli.folder_of_runs,
-        "default": [cli.MULTIRUN],
+        "type": folder_of_runs,
+        "default": [MULTIRUN],
     },
     "--mix": {
         "help": "average runs of several commits or machines in a cell",
@@ -335,12 +336,12 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders", "--all", "--mix")
 
     add = command("compare", _compare, _description(compare))
-    add("a", metavar="A", help="the folder of a sweep", type=cli.folder_of_runs)
+    add("a", metavar="A", help="the folder of a sweep", type=folder_of_runs)
     add(
         "b",
         metavar="B",
         help="the folder of another sweep of the same cells",
-        type=cli.folder_of_runs,
+        type=folder_of_runs,
         nargs="?",
     )
     by_help = "keys, separated by commas, that differ on purpose; without B, A's"

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from multicard.messages import Refusal
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, skipped_lines
+from multicard.records.short_names import MULTIRUN, folder_of_runs
 
 from . import cli
 from .commands import best, compare, compared_cells, list_runs
@@ -242,7 +242,8 @@ class Runs(ShownOutput):
         """Compare this sweep (A) and another (B) cell by cell, by the mean time of a step.
 
         Args:
-            other: runs, or their folder. Without it, values of `by` are compared within these runs.
+            other: runs, or their folder or the name of their sweep. Without it, values of `by` are
+                compared within these runs.
             by: keys that differ on purpose: "layout" or "layout,gpus".
             common: leave out cells that only one side has.
             mix: average runs of several commits or machines in a cell.
@@ -293,7 +294,7 @@ class Runs(ShownOutput):
 
 def read(*folders: str | PathLike[str], price: float | None = None) -> Runs:
     """See `multicard.load`."""
-    paths = [Path(folder) for folder in folders or ("multirun",)]
+    paths = [folder_of_runs(folder) for folder in folders or (MULTIRUN,)]
     return Runs(load.read(paths, price=_parsed("price", cli.price, price)))
 
 

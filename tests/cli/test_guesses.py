@@ -14,6 +14,7 @@ from multicard.__main__ import main
 from multicard.cli import command_line
 from multicard.cli.vocabulary import Vocabulary
 from multicard.messages import Refusal
+from multicard.records.short_names import folder_of_runs
 from tests.helpers.messages import find
 
 VISION, TUNING, SCRIPT = "train_vision.py", "tune_llm.py", "measure_script.py"
@@ -325,7 +326,22 @@ def test_before_the_first_run_it_is_said_how_to_measure_one(
 
 
 @pytest.mark.parametrize("typed", ["photos", "name=photos", "multirun/photos"])
-def test_a_sweep_is_known_by_its_name(typed: str, here: Path):
+def test_a_sweep_is_known_by_its_name_beside_the_photographs_of_that_name(typed: str, here: Path):
+    (here / "multirun" / "photos").mkdir(parents=True)  # photos/ has photographs
+    assert folder_of_runs(typed) == Path("multirun/photos")
     (here / "photos").rename(here / "elsewhere")
+    assert folder_of_runs(typed) == Path("multirun/photos")
+
+
+def test_a_folder_with_runs_comes_before_a_sweep_of_its_name(here: Path):
     (here / "multirun" / "photos").mkdir(parents=True)
-    assert analysis.cli.folder_of_runs(typed) == Path("multirun/photos")
+    (here / "photos" / "a_run").mkdir()
+    (here / "photos" / "a_run" / "result.json").touch()
+    assert folder_of_runs("photos") == Path("photos")
+
+
+@pytest.mark.parametrize("typed", ["..", "../flat", "flat", "."])
+def test_a_path_is_no_name_of_a_sweep(typed: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "multirun" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(here / "photos")
+    assert folder_of_runs(typed) == Path(typed)
