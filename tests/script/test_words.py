@@ -7,7 +7,7 @@ import pytest
 
 from multicard.cli import command_line
 from multicard.config import schema
-from multicard.config.base import plain
+from multicard.config.base import WindowConfig, plain
 from multicard.config.roles import Role
 from multicard.config.script import ScriptConfig
 from multicard.decide.race import command
@@ -182,7 +182,11 @@ def test_variables_are_set_by_env():
     [
         (["args.style=shell"], "config.script-style", {"key": "args.style", "value": "shell"}),
         (["diagnose=true"], "config.script-diagnose", {"key": "diagnose"}),
-        (["profile=kineto"], "config.script-window", {"key": "profile.window"}),
+        (
+            ["profile=kineto", "profile.window=after"],
+            "config.script-window",
+            {"key": "profile.window"},
+        ),
         (
             ["race.figure=samples_per_s"],
             "config.script-race-length",
@@ -194,6 +198,13 @@ def test_variables_are_set_by_env():
 def test_what_a_script_cannot_do_is_refused(overrides: list[str], code: str, facts: dict[str, Any]):
     with refused(code, **facts):
         typed(*overrides)
+
+
+def test_a_profile_of_a_script_is_of_its_start_unless_told_otherwise():
+    config = typed("profile=kineto")
+    assert isinstance(config.profile, WindowConfig) and config.profile.from_start
+    assert config.identity() == typed("profile=kineto", "profile.window=start").identity()
+    assert typed("profile=kineto", "profile.steps=null").identity() != config.identity()
 
 
 def test_arguments_and_steps_are_part_of_the_identity():
