@@ -15,6 +15,7 @@ STYLE = "style"  # The key of `args` that says how the other keys are passed to 
 
 
 Style = StrEnum("Style", ["argparse", "equals", "hydra", "env"])
+DASHED_STYLES = (Style.argparse, Style.equals)  # Styles that pass options with dashes.
 
 
 class ScriptLaunch(StrEnum):

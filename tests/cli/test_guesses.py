@@ -24,6 +24,8 @@ HUB = "words.on-the-hub"
 ABSENT = "words.no-such-path"
 ELSEWHERE = "words.path-of-another-entry"
 
+DASHED = "-m script=dashed.py args.batch-size=32,128"
+
 # what is typed, what is answered, and the words of the command that it is answered with
 GUESSES = [
     # by users of Hugging Face
@@ -119,6 +121,15 @@ GUESSES = [
     (SCRIPT, "--nproc_per_node=2 train.py", OTHERWISE, "gpus=2 script=train.py"),
     (SCRIPT, "script=train.py lr=0.1", OTHERWISE, "script=train.py args.lr=0.1"),
     (SCRIPT, "script=train.py --lr 0.1", OTHERWISE, "script=train.py args.lr=0.1"),
+    # options in the script's own spelling, which its source has
+    (SCRIPT, "-m script=dashed.py batch_size=32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py --batch-size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py --batch_size=32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py -- --batch-size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m dashed.py --batch_size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "script=train.py batch_size=32", OTHERWISE, "script=train.py args.batch_size=32"),
+    (SCRIPT, "script=dashed.py --kineto", OTHERWISE, "script=dashed.py profile=kineto"),
+    (SCRIPT, "script=dashed.py --nsys", OTHERWISE, "script=dashed.py args.nsys=true"),
     (VISION, "gpus=0,1", OTHERWISE, "gpus=2"),
     (VISION, "-m gpus=0,1", TAKEN, "-m gpus=0,1"),
     (VISION, "gpu=0", OTHERWISE, "gpus=1"),
@@ -159,6 +170,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": []}))
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"chosen": "a", "rejected": "b"}))
     (tmp_path / "train.py").touch()
+    (tmp_path / "dashed.py").write_text('options = ["--batch-size", "--nsys"]')
     monkeypatch.chdir(tmp_path)
     workloads.register()
     return tmp_path
