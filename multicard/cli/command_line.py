@@ -15,11 +15,15 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.cli import as_typed, guesses, value_quoting
-from multicard.cli.launcher_words import LAUNCHER_PREFIX
+from multicard.cli.launcher_words import (
+    LAUNCHER_GROUP,
+    LAUNCHER_PREFIX,
+    check_launcher,
+    launcher_keys,
+)
 from multicard.cli.word_reader import MULTIRUN
 from multicard.config import schema
 from multicard.config.base import GLOBAL
@@ -241,6 +245,8 @@ def check(chosen: list[Override], workload: Workload) -> None:
                 key=key,
                 word=word,
             )
+        if key == LAUNCHER_GROUP:
+            check_launcher(override)
         if key.partition(".")[0] != "hydra" and not key.startswith("hydra/"):
             _check_change(override, workload, known)
             values = _checked_values(override, known)
@@ -460,7 +466,8 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], R
 
 def unknown_key(key: str, workload: Workload) -> Refusal:
     """Return the refusal of a key that does not exist here, with keys that may be meant."""
-    known = workloads.known_keys(workload)
+    keys_of_entry = {*workloads.known_keys(workload)}
+    known = keys_of_entry
     if key in known:
         group = key.partition(".")[0]
         return Refusal(
@@ -478,12 +485,7 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
                 entry=other.entry,
             )
     if key.startswith(LAUNCHER_PREFIX):
-        files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
-        known = set()
-        for file in files:
-            known.update(
-                f"{LAUNCHER_PREFIX}{name}" for name in OmegaConf.load(file) if name != "_target_"
-            )
+        known = {*launcher_keys()}
     if key in known:
         return Refusal(
             "words.key-of-another-launcher",
@@ -500,7 +502,10 @@ def unknown_key(key: str, workload: Workload) -> Refusal:
     elsewhere = schema.called_elsewhere(workload.schema)
     close_names = difflib.get_close_matches(key, [*known, *elsewhere], n=3)
     suggestions = [*dict.fromkeys(elsewhere.get(name, name) for name in close_names)]
-    suggestions = [last_part] if last_part in known else suggestions
+    if last_part in known or last_part in keys_of_entry:
+        suggestions = [last_part]
+    elif key.startswith(LAUNCHER_PREFIX) and key not in elsewhere and last_part in elsewhere:
+        suggestions = [elsewhere[last_part]]
     remedy = f"nearest: {', '.join(suggestions)}" if suggestions else "`--help` shows all keys"
     return Refusal(
         "words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=suggestions
