@@ -407,17 +407,24 @@ def dry_run(
         queued: the number of cells whose jobs are in the queue already.
     """
     number = sum(len(members) for _, members in groups)
-    plan = (
-        f"{count(number, 'cell')}, to be measured as {how}:"
-        if number
-        else "No cell is left to measure."
-    )
+    refused = sum(cell.is_mistake for cell in sweep.refused)
+    if number:
+        plan = f"{count(number, 'cell')}, to be measured as {how}:"
+    elif refused:
+        every = len(sweep.every)
+        plan = (
+            f"No cell is left to measure: {refused} of {every} would be refused; see the reasons"
+            " below."
+        )
+    else:
+        plan = "No cell is left to measure."
     message = Message(
         "sweep.dry-run",
         f"dry_run=true: nothing is started. {plan}",
         key="dry_run",
         cells=number,
         how=how,
+        refused=refused,
     )
     say(message)
     sweep.say_notices()
@@ -432,7 +439,6 @@ def dry_run(
         for line in text_table.text(("cells", "each", "which"), rows, width):
             say(line)
     measured = len(sweep.cells) - len(sweep.left)
-    refused = sum(cell.is_mistake for cell in sweep.refused)
     message = Message(
         "sweep.counts",
         f"measured before: {measured}; in the queue: {queued}; refused: {refused}",

@@ -178,10 +178,11 @@ def _most_time(rows: Sequence[ProfileRow]) -> list[Message]:
 
 def lines_of(tables: tuple[TextTable, TextTable], width: int | None = None) -> list[str]:
     """Return the lines of `profile_tables`, by default as wide as the terminal."""
-    ranks, (headings, rows, _, notes) = tables
+    ranks, whole = tables
+    notes = whole.below
     width = width or text_table.terminal_width() or WIDTH
     # If space is short, names are cut and figures are not.
-    metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)
+    metrics = text_table.text(whole.headings, whole.rows, width, "lrrrrr", least_width=NAME_WIDTH)
     return [*ranks.lines(width), "", *metrics, *text_table.folded(notes, width)]
 
 
