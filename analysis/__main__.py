@@ -172,9 +172,12 @@ def _best(options: argparse.Namespace) -> int:
 
 def _ranking(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     from .answers import sentences
+    from .recommended import failings
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
-    return best.output(found_runs.runs, options.goal, limits, options.mix, sentences, options.by)
+    return best.output(
+        found_runs.runs, options.goal, limits, options.mix, sentences, options.by, failings
+    )
 
 
 def _table(options: argparse.Namespace) -> int:

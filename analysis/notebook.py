@@ -191,6 +191,7 @@ class Runs(ShownOutput):
             ValueError: an argument is invalid, or nothing can be ranked. The message says why.
         """
         from .answers import sentences  # It imports Parquet's file systems, which takes 0.1 s.
+        from .recommended import failings
 
         if goal not in (None, *GOALS):
             raise Refusal(
@@ -218,7 +219,7 @@ class Runs(ShownOutput):
             _parsed("gpus", cli.count, gpus),
             _parsed("loss", cli.loss, loss),
         )
-        return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by))
+        return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by, failings))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """Return what to run for each workload (`answer.sentence`), the last measured one first.

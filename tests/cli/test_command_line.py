@@ -91,6 +91,33 @@ def test_a_key_of_submitits_launcher_is_known_by_its_name_here(key: str, near: l
     assert command_line.unknown_key(key, WORKLOAD).facts["near"] == near
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "workload", "remedies"),
+    [
+        ("dataset.root", "photos", WORKLOAD, ["dataset=images dataset.root=photos"]),
+        (
+            "dataset.data_files",
+            "my chats.jsonl",
+            llm.WORKLOAD,
+            [
+                "dataset=chat 'dataset.data_files=my chats.jsonl'",
+                "dataset=preference 'dataset.data_files=my chats.jsonl'",
+            ],
+        ),
+        ("model.path", "llama", llm.WORKLOAD, ["model=hf model.path=llama"]),
+        ("dataset.download", "true", WORKLOAD, ["dataset=mnist dataset.download=true"]),
+        ("profile.steps", "3", WORKLOAD, ["--help"]),  # of all options but one
+    ],
+)
+def test_a_key_of_another_option_is_answered_by_the_option(
+    key: str, value: str, workload: Workload, remedies: list[str]
+):
+    hydra = f"Could not override '{key}'.\nTo append to your config use +{key}={value}"
+    refusal = command_line.explain(hydra, workload)
+    assert (refusal.code, refusal.key) == ("words.key-of-another-option", key)
+    assert refusal.message.remedies == remedies
+
+
 @pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_slrum"])
 @pytest.mark.parametrize("sweep", [[], ["-m"]])
 def test_launchers_of_others_are_refused(launcher: str, sweep: list[str]):
