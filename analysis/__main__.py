@@ -4,6 +4,7 @@ FOLDER is multirun by default. An error is one line, `refused: ...`, and exit co
 """
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from multicard.messages import Message, Parser, Refusal, drop, say, typed, usage
 from multicard.papers.printed import DATASETS
 from multicard.records.figures import GOALS
 from multicard.records.output import FORMATS, Output, Skipped, add_formats, file, skipped_lines
+from multicard.records.short_names import MULTIRUN, folder_of_runs
 from multicard.records.text_table import clean
 
 from . import cli, experiments, figures
@@ -41,6 +43,7 @@ from .commands import (
     sync,
     table,
 )
+from .experiments import Experiment, Panel
 from .runs import by_int4, load, sql
 from .runs.load import FoundRuns
 
@@ -169,12 +172,21 @@ def _best(options: argparse.Namespace) -> int:
 
 def _ranking(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     from .answers import sentences
+    from .recommended import failings
 
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
-    return best.output(found_runs.runs, options.goal, limits, options.mix, sentences, options.by)
+    return best.output(
+        found_runs.runs, options.goal, limits, options.mix, sentences, options.by, failings
+    )
 
 
-def _table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
+def _table(options: argparse.Namespace) -> int:
+    if options.experiment is None:
+        raise _without_name("table", [*experiments.names(), DATASETS])
+    return _on_runs(_filled_table)(options)
+
+
+def _filled_table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
         return table.output([table.of_datasets(found_runs.runs)])
     experiment = experiments.load(options.experiment)
@@ -186,8 +198,30 @@ def _table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
             experiment=experiment.name,
             command=experiment.command,
         )
-    chosen, other_panels = (panels, []) if options.all else experiments.fullest(panels)
-    return table.output(table.tables(experiment, chosen), len(other_panels))
+    if options.all:
+        return table.output(table.tables(experiment, panels))
+    # If no folder is named, the runs may be of any sweep, such as one of the user's photographs.
+    is_named = options.folders != [MULTIRUN]
+    own_panels = [panel for panel in panels if is_named or panel.is_of_experiment]
+    if not own_panels:
+        raise _of_other_sweeps(experiment, panels)
+    chosen, other_panels = experiments.fullest(own_panels)
+    return table.output(
+        table.tables(experiment, chosen), len(other_panels) + len(panels) - len(own_panels)
+    )
+
+
+def _of_other_sweeps(experiment: Experiment, panels: Sequence[Panel]) -> Refusal:
+    sweep = panels[0].runs[0].folder.parent
+    shows = f"{typed('-m analysis')} table {experiment.name} {shlex.quote(str(sweep))}"
+    return Refusal(
+        "table.of-other-sweeps",
+        f"{experiment.name} is not measured; `{experiment.command}` measures it. Runs of other"
+        f" sweeps have some of its cells: `{shows}` shows them",
+        experiment=experiment.name,
+        command=experiment.command,
+        shows=shows,
+    )
 
 
 def _claims(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
@@ -200,9 +234,22 @@ def _claims(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     )
 
 
+def _without_name(command: str, known_names: Sequence[str]) -> Refusal:
+    first_command = f"{typed('-m analysis')} {command} {known_names[0]}"
+    return Refusal(
+        "analysis.no-name",
+        f"{command} needs a name, as `{first_command}`; there are {', '.join(known_names)}",
+        key="NAME",
+        command=command,
+        known=[*known_names],
+    )
+
+
 def _figure(options: argparse.Namespace) -> int:
     from .figures import draw  # It imports Altair, which takes a second.
 
+    if options.name is None:
+        raise _without_name("figure", draw.known_names())
     found_runs = load.read(options.folders)
     lines = draw.write(options.name, found_runs.runs, options.out, options.mix, options.all)
     print("\n".join([*lines, *skipped_lines(found_runs.skipped)]))
@@ -277,8 +324,8 @@ SHARED_ARGUMENTS: dict[str, dict[str, Any]] = {  # Arguments that several comman
     "folders": {
         "metavar": "FOLDER",
         "nargs": "*",
-        "type": cli.folder_of_runs,
-        "default": [cli.MULTIRUN],
+        "type": folder_of_runs,
+        "default": [MULTIRUN],
     },
     "--mix": {
         "help": "average runs of several commits or machines in a cell",
@@ -329,18 +376,18 @@ def _add_commands_on_settings(command: Callable[..., Callable[..., Any]]) -> Non
     add("--sort", metavar="COLUMNS", help='for example "gpus, total_s desc"')
     add("--columns", metavar="A,B", help="the columns to show and to write", type=cli.names)
 
-    add = command("table", _on_runs(_table), _description(table))
+    add = command("table", _table, _description(table))
     known_names = ", ".join([*experiments.names(), DATASETS])
-    add("experiment", metavar="NAME", help=known_names, type=experiments.not_by_number)
+    add("experiment", metavar="NAME", help=known_names, type=experiments.not_by_number, nargs="?")
     add("folders", "--all", "--mix")
 
     add = command("compare", _compare, _description(compare))
-    add("a", metavar="A", help="the folder of a sweep", type=cli.folder_of_runs)
+    add("a", metavar="A", help="the folder of a sweep", type=folder_of_runs)
     add(
         "b",
         metavar="B",
         help="the folder of another sweep of the same cells",
-        type=cli.folder_of_runs,
+        type=folder_of_runs,
         nargs="?",
     )
     by_help = "keys, separated by commas, that differ on purpose; without B, A's"
@@ -402,7 +449,7 @@ def _add_commands_on_all_runs(command: Callable[..., Callable[..., Any]]) -> Non
     add("folders")
 
     add = command("figure", _figure, _description(figures))
-    add("name", metavar="NAME", help=FIGURE_HELP, type=experiments.not_by_number)
+    add("name", metavar="NAME", help=FIGURE_HELP, type=experiments.not_by_number, nargs="?")
     add("folders", "--all", "--mix")
     add(
         "--out",

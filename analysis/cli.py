@@ -3,7 +3,6 @@
 import argparse
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 
 from multicard.config import sweeps
 from multicard.config.base import WANDB_NAMES, is_wandb_name
@@ -24,16 +23,6 @@ def wandb_name(text: str) -> str:
         sentence = f"{text!r} is not a name in W&B: {WANDB_NAMES}"
         raise argparse.ArgumentTypeError(Message("analysis.wandb-name", sentence, value=text))
     return text
-
-
-MULTIRUN = Path("multirun")
-
-
-def folder_of_runs(text: str) -> Path:
-    """Return a folder; `photos` and `name=photos` name the sweep in multirun/photos."""
-    path = Path(text)
-    named = MULTIRUN / text.removeprefix("name=")
-    return named if not path.exists() and named.is_dir() else path
 
 
 def share(text: str) -> float:

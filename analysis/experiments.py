@@ -181,6 +181,17 @@ class Panel:
     def runs(self) -> list[Run]:
         return list(chain.from_iterable(self.cells.values()))
 
+    @property
+    def is_of_experiment(self) -> bool:
+        """True if the runs have the experiment's options, such as its data set, or its name."""
+        name = self.experiment.name
+        setting = dict(self.setting)
+        options = self.experiment.chosen.items()
+        has_options = all(setting.get(group, option) == option for group, option in options)
+        return has_options or any(
+            name in (run["name"], run.folder.parent.name) for run in self.runs
+        )
+
     def values(self, column: str) -> list[Any]:
         """Return the measured values of a swept column; the paper's come first, in their order."""
         measured = {dict(cell)[column] for cell in self.cells}

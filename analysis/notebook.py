@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from multicard.messages import Refusal
 from multicard.records import steps, text_table
 from multicard.records.figures import GOALS
 from multicard.records.output import Output, skipped_lines
+from multicard.records.short_names import MULTIRUN, folder_of_runs
 
 from . import cli
 from .commands import best, compare, compared_cells, list_runs
@@ -191,6 +191,7 @@ class Runs(ShownOutput):
             ValueError: an argument is invalid, or nothing can be ranked. The message says why.
         """
         from .answers import sentences  # It imports Parquet's file systems, which takes 0.1 s.
+        from .recommended import failings
 
         if goal not in (None, *GOALS):
             raise Refusal(
@@ -218,7 +219,7 @@ class Runs(ShownOutput):
             _parsed("gpus", cli.count, gpus),
             _parsed("loss", cli.loss, loss),
         )
-        return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by))
+        return ShownOutput(best.output(self.found.runs, goal, limits, mix, sentences, by, failings))
 
     def answers(self, mix: bool = False) -> "list[Answer]":
         """Return what to run for each workload (`answer.sentence`), the last measured one first.
@@ -242,7 +243,8 @@ class Runs(ShownOutput):
         """Compare this sweep (A) and another (B) cell by cell, by the mean time of a step.
 
         Args:
-            other: runs, or their folder. Without it, values of `by` are compared within these runs.
+            other: runs, or their folder or the name of their sweep. Without it, values of `by` are
+                compared within these runs.
             by: keys that differ on purpose: "layout" or "layout,gpus".
             common: leave out cells that only one side has.
             mix: average runs of several commits or machines in a cell.
@@ -293,7 +295,7 @@ class Runs(ShownOutput):
 
 def read(*folders: str | PathLike[str], price: float | None = None) -> Runs:
     """See `multicard.load`."""
-    paths = [Path(folder) for folder in folders or ("multirun",)]
+    paths = [folder_of_runs(folder) for folder in folders or (MULTIRUN,)]
     return Runs(load.read(paths, price=_parsed("price", cli.price, price)))
 
 

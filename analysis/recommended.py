@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from multicard.config.job import count
-from multicard.measure.repeated_runs import Ratio, student_quantile
+from multicard.measure.repeated_runs import LEAST_MEASURED, Ratio, student_quantile
 from multicard.messages import Message
 from multicard.records import amounts, figures
 
@@ -19,7 +19,6 @@ from .runs import details, grouping, works
 from .runs.grouping import MEMORY, of_setting
 from .runs.quality import is_less
 
-MIN_STEPS = 5  # A run with fewer measured steps is too short to judge.
 # A smaller relative difference in memory or energy is not mentioned, nor a smaller share of
 # compilation.
 NOTABLE_SHARE = 0.05
@@ -143,7 +142,7 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
             yield Message("answer.missed-target", text, target=target)
     yield from _amount_failings(ranking, setting)
     steps = min(int(run["steps"] or 0) for run in setting.runs)
-    if steps < MIN_STEPS:
+    if steps < LEAST_MEASURED:
         text = f"it is too short to tell ({count(steps, 'measured step')})"
         yield Message("answer.too-short", text, steps=steps)
 

@@ -6,7 +6,6 @@ that `measure_script.py` runs can mark its steps by `multicard.step`, and record
 """
 
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multicard.script.marks import log, step
@@ -31,8 +30,9 @@ def load_model(folder: str | PathLike[str]) -> "nn.Module":
         ValueError: The folder has no model, or several, or the model's files are damaged.
     """
     from multicard.records import kept
+    from multicard.records.short_names import folder_of_runs
 
-    place = kept.place_of(Path(folder))
+    place = kept.place_of(folder_of_runs(folder))
     if (place / kept.TUNED_MODEL).is_file():
         from multicard.llm import kept_model as tuned_model
 
@@ -48,7 +48,7 @@ def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":
     """Read the runs in some folders, in the order of their paths. Only records are read.
 
     Args:
-        folders: The folders; `multirun` if none is given.
+        folders: The folders, or names of sweeps in `multirun`; `multirun` if none is given.
         price: The price of a GPU for an hour, in place of the runs' own (`price.gpu_hour`).
 
     Raises:

@@ -10,7 +10,7 @@ a price. Ties with the best setting are not on the front.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -41,6 +41,8 @@ class RankingSummary(NamedTuple):
 
 
 Summarize = Callable[[Ranking], RankingSummary]
+# Says why a setting's figures are worthless, if they are.
+Doubt = Callable[[Ranking, RankedSetting], Iterable[Message]]
 
 
 def output(
@@ -50,6 +52,7 @@ def output(
     mix: bool,
     summarize: Summarize,
     by: str | None = None,
+    doubt: Doubt = lambda ranking, setting: (),
 ) -> Output:
     """Return the ranking of each work that was done, in sentences and as a table.
 
@@ -62,6 +65,7 @@ def output(
         mix: rank runs of different commits, machines and cores together.
         summarize: makes the sentences about a ranking by time. It is used only without a goal.
         by: one of `by_int4.SCORES`: the loss that settings are judged by. None is the plain loss.
+        doubt: says why a setting's figures are worthless. It is used only with a goal.
 
     Raises:
         ValueError: nothing can be ranked. The message has the reason.
@@ -85,7 +89,7 @@ def output(
             for other_goal in comparable_goals
             if without_goal and other_goal != goal
         ]
-        summary = summarize(ranking) if without_goal else RankingSummary(ranking.sentences, None)
+        summary = summarize(ranking) if without_goal else _of_goal(ranking, doubt)
         sentences = [
             *summary.sentences,
             *(
@@ -134,6 +138,17 @@ def output(
     for ranking_columns in columns:
         ranked_rows += sorted(rows(ranking_columns), key=lambda row: row["rank"])
     return Output(lines, lambda: shown_tables, ranked_rows)
+
+
+def _of_goal(ranking: Ranking, doubt: Doubt) -> RankingSummary:
+    """Return the sentences of a ranking by one goal, and why its first setting may be worthless."""
+    is_judged = ranking.goal != "memory" and ranking.settings  # The memory of a bad run is right.
+    doubts = [*doubt(ranking, ranking.settings[0])] if is_judged else []
+    sentences = [*ranking.sentences]
+    if doubts:
+        text = f"The first setting is in doubt: {'; '.join(doubts)}"
+        sentences.append(Message("best.in-doubt", text, doubts=doubts))
+    return RankingSummary(sentences, None)
 
 
 def rankings(runs: Sequence[Run], mix: bool = False, asked: Limits | None = None) -> list[Ranking]:

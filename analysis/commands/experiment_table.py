@@ -38,6 +38,8 @@ class ExperimentTable:
     texts: the rows as they are printed.
     rows: the rows as CSV has them: unrounded numbers, in the unit of the column's name.
     notes: the setting, the runs that failed, and the legend of the marks.
+    titles: the headings in words, for papers; empty if they are the headings.
+    label: the name by which a paper refers to the table.
     """
 
     title: str
@@ -45,10 +47,19 @@ class ExperimentTable:
     texts: list[list[str]]
     rows: list[dict[str, Any]]
     notes: list[str]
+    titles: Sequence[str] = ()
+    label: str = ""
 
     @property
     def shown(self) -> text_table.TextTable:
-        return text_table.TextTable(self.headings, self.texts, [self.title, ""], ["", *self.notes])
+        return text_table.TextTable(
+            self.headings,
+            self.texts,
+            [self.title, ""],
+            ["", *self.notes],
+            self.titles,
+            self.label,
+        )
 
 
 def shows_measured_only(panel: Panel) -> bool:

@@ -14,19 +14,20 @@ the table explain them, misprints included.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import msgspec
 
-from multicard.config import CONF
+from multicard.config import CONF, schema
 from multicard.config.job import count
 from multicard.config.llm_texts import DATASETS
 from multicard.measure import formulas
 from multicard.messages import Message
 from multicard.papers import printed
 from multicard.papers.printed import PrintedFigure
+from multicard.records import figures as registry
 from multicard.records.comparable import DOUBTFUL
 from multicard.records.output import Output
 from multicard.records.schema import LlmRecord
@@ -102,7 +103,8 @@ def output(tables: Sequence[ExperimentTable], others: int = 0) -> Output:
     columns = filled if len(tables) > 1 else filled[1:]
     notes = []
     if others:
-        text = f"`--all` shows {count(others, 'more setting')} with fewer of the cells"
+        settings = count(others, "more setting")
+        text = f"`--all` shows {settings}, with fewer of the cells or of other sweeps"
         notes.append(Message("table.others", text, n=others))
     return Output(lines, lambda: [table.shown for table in tables], rows, columns, notes=notes)
 
@@ -126,9 +128,13 @@ class ColumnComparison:
 
 def tables(experiment: Experiment, panels: Sequence[Panel]) -> list[ExperimentTable]:
     """Return one table for each panel of an experiment."""
-    if experiment.view.of_profiles:
-        return [table_of_profiles(panel) for panel in panels]
-    return [_table_of_measures(panel) for panel in panels]
+    make = table_of_profiles if experiment.view.of_profiles else _table_of_measures
+    return [
+        replace(
+            make(panel), label=experiment.name if number == 1 else f"{experiment.name}-{number}"
+        )
+        for number, panel in enumerate(panels, 1)
+    ]
 
 
 def _table_of_measures(panel: Panel) -> ExperimentTable:
@@ -149,8 +155,21 @@ def _table_of_measures(panel: Panel) -> ExperimentTable:
     texts = [[_text(name, row) for name in names] for row in shown_rows]
     figures = list(chain.from_iterable(by_cell.values() for by_cell in papers.values()))
     return ExperimentTable(
-        title_of_panel(panel), headings, texts, rows, notes_of_panel(panel, rows, figures)
+        title_of_panel(panel),
+        headings,
+        texts,
+        rows,
+        notes_of_panel(panel, rows, figures),
+        [_in_words(name, heading) for name, heading in zip(names, headings, strict=True)],
     )
+
+
+def _in_words(name: str, heading: str) -> str:
+    """Return the title of a column in words, with the unit if the cells do not have it."""
+    figure = registry.of_column(name)
+    if figure.title != name:
+        return f"{figure.title} (s)" if figure.unit is registry.SECONDS else figure.title
+    return schema.title(name) or heading
 
 
 def _printed(panel: Panel) -> dict[str, dict[Cell, PrintedFigure]]:
@@ -295,6 +314,7 @@ def of_datasets(runs: Sequence[Run]) -> ExperimentTable:
         texts,
         rows,
         [same_setting.sources(printed_sizes), *DATASETS_NOTES],
+        label=printed.DATASETS,
     )
 
 

@@ -110,6 +110,11 @@ def _written_line(figure: Chart, path: Path) -> Message:
     return Message("figure.written", text, file=str(path), title=title, marks=figure.marks)
 
 
+def known_names() -> list[str]:
+    """Return the names of all figures."""
+    return [ALL, *experiments.names(), *DRAW_GENERAL]
+
+
 def make(
     name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False
 ) -> tuple[list[Chart], list[str]]:
@@ -121,10 +126,10 @@ def make(
     Raises:
         ValueError: there is no such figure, or nothing to draw.
     """
-    names = [*experiments.names(), *DRAW_GENERAL]
-    if name not in (ALL, *names):
-        text = f"no figure {name}; there are {ALL}, {', '.join(names)}"
-        raise Refusal("figure.unknown", text, figure=name, known=[ALL, *names])
+    known = known_names()
+    if name not in known:
+        text = f"no figure {name}; there are {', '.join(known)}"
+        raise Refusal("figure.unknown", text, figure=name, known=known)
     figures = list[Chart]()
     unmeasured = list[str]()
     if name in DRAW_GENERAL:

@@ -208,7 +208,7 @@ class SweepBatches:
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
         groups = [(array.in_words(), array.cells) for array in arrays]
         how = Message("launch.arrays", "arrays of SLURM")
-        return cells.dry_run(sweep, groups, how, queued=len(queued))
+        return cells.dry_run(sweep, groups, how, queued=len(queued), on_slurm=True)
 
     def _measure(self, sweep: Sweep) -> None:
         """Measure the remaining cells. If that ends early, name the cells that are left."""

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from multicard import workloads
 from multicard.cli import command_line, site_defaults
+from multicard.cli.launcher_words import HELP, LAUNCHER_GROUP
 from multicard.config import hydra_config
 from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
@@ -123,6 +124,7 @@ def help_text(workload: Workload, usage: str, words: list[str]) -> str:
         named = [workload.named[group].words] if group in workload.named else []
         choices = [f"one of {', '.join([*options, *named])}"] if len([*options, *named]) > 1 else []
         lines += _row(f"{group}={_value(chosen[group])}", descriptions[group], *choices)
+    lines += _row(f"{LAUNCHER_GROUP}={chosen[LAUNCHER_GROUP]}", HELP)
     group, options = next(iter(workload.options.items()))
     lines += [
         "",

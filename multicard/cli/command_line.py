@@ -4,7 +4,6 @@ Words that Hydra would accept but nothing reads are refused. What Hydra refuses 
 line, with the key and a remedy.
 """
 
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Container, Mapping
@@ -15,11 +14,11 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf
 
 from multicard import workloads
 from multicard.cli import as_typed, guesses, value_quoting
-from multicard.cli.launcher_words import LAUNCHER_PREFIX
+from multicard.cli.launcher_words import LAUNCHER_GROUP, check_launcher
+from multicard.cli.unknown_keys import unknown_key
 from multicard.cli.word_reader import MULTIRUN
 from multicard.config import schema
 from multicard.config.base import GLOBAL
@@ -241,6 +240,8 @@ def check(chosen: list[Override], workload: Workload) -> None:
                 key=key,
                 word=word,
             )
+        if key == LAUNCHER_GROUP:
+            check_launcher(override)
         if key.partition(".")[0] != "hydra" and not key.startswith("hydra/"):
             _check_change(override, workload, known)
             values = _checked_values(override, known)
@@ -449,7 +450,10 @@ def _explain_reference(match: re.Match[str], lines: list[str], _: Workload) -> R
 
 
 _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], Refusal]], ...] = (
-    (r"^Could not override '([^']*)'", lambda match, _, workload: unknown_key(match[1], workload)),
+    (
+        r"^Could not override '([^']*)'",
+        lambda match, lines, workload: unknown_key(match[1], workload, _typed_value(lines)),
+    ),
     (r"Could not find '([^']*)'", _explain_option),
     (r"^Ambiguous value", _explain_ambiguous),
     (r"^Error merging override (.*)", _explain_value),
@@ -458,50 +462,7 @@ _EXPLANATIONS: tuple[tuple[str, Callable[[re.Match[str], list[str], Workload], R
 )
 
 
-def unknown_key(key: str, workload: Workload) -> Refusal:
-    """Return the refusal of a key that does not exist here, with keys that may be meant."""
-    known = workloads.known_keys(workload)
-    if key in known:
-        group = key.partition(".")[0]
-        return Refusal(
-            "words.key-of-another-option",
-            f"{key}: is not a key of the option chosen for {group}; `--help` shows its keys",
-            key=key,
-            group=group,
-        )
-    for other in workloads.WORKLOADS:
-        if key in workloads.known_keys(other):
-            return Refusal(
-                "words.key-of-another-entry",
-                f"{key}: belongs to {other.entry}",
-                key=key,
-                entry=other.entry,
-            )
-    if key.startswith(LAUNCHER_PREFIX):
-        files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
-        known = set()
-        for file in files:
-            known.update(
-                f"{LAUNCHER_PREFIX}{name}" for name in OmegaConf.load(file) if name != "_target_"
-            )
-    if key in known:
-        return Refusal(
-            "words.key-of-another-launcher",
-            f"{key}: belongs to another launcher; use `hydra/launcher=submitit_slurm`",
-            key=key,
-        )
-    if key in schema.OLDER:
-        sentence = (
-            f"{key}: only earlier versions had this key; leave it out, and see CHANGELOG.md for its"
-            " replacement"
-        )
-        return Refusal("words.key-of-earlier-version", sentence, key=key)
-    last_part = key.rpartition(".")[2]
-    elsewhere = schema.called_elsewhere(workload.schema)
-    close_names = difflib.get_close_matches(key, [*known, *elsewhere], n=3)
-    suggestions = [*dict.fromkeys(elsewhere.get(name, name) for name in close_names)]
-    suggestions = [last_part] if last_part in known else suggestions
-    remedy = f"nearest: {', '.join(suggestions)}" if suggestions else "`--help` shows all keys"
-    return Refusal(
-        "words.no-such-key", f"{key}: no such key here; {remedy}", key=key, near=suggestions
-    )
+def _typed_value(lines: list[str]) -> str:
+    """Return the value of the key that Hydra does not know; its advice repeats the whole word."""
+    appended = [line.partition(" use +")[2] for line in lines if " use +" in line]
+    return appended[0].partition("=")[2] if appended else ""

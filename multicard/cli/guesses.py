@@ -123,15 +123,17 @@ def _refusal(readings: Sequence[WordReading], names: Vocabulary) -> Refusal:
     )
 
 
+def _is_flag(reading: WordReading) -> bool:
+    return bool(reading.words) and reading.words[0].startswith("-")
+
+
 def _command(readings: Sequence[WordReading], entry: str, names: Vocabulary) -> str:
     """Return the whole command without unknown words. For another entry, also drop words that it
     does not have.
     """
     known_readings = [reading for reading in readings if not reading.is_unknown]
-    flags = _words_of([reading for reading in known_readings if reading.words[0].startswith("-")])
-    words = _words_of(
-        [reading for reading in known_readings if not reading.words[0].startswith("-")]
-    )
+    flags = _words_of([reading for reading in known_readings if _is_flag(reading)])
+    words = _words_of([reading for reading in known_readings if not _is_flag(reading)])
     keys = {word.partition("=")[0] for word in words}
     if any(key.startswith(LAUNCHER_PREFIX) for key in keys) and LAUNCHER_GROUP not in keys:
         words.append(SLURM_WORD)

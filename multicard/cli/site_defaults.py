@@ -19,7 +19,13 @@ import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from multicard import workloads
-from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_LAUNCHER
+from multicard.cli.launcher_words import (
+    LAUNCHER_GROUP,
+    LAUNCHER_PREFIX,
+    LAUNCHERS,
+    SLURM_LAUNCHER,
+)
+from multicard.cli.vocabulary import Vocabulary
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.messages import Message, Refusal
@@ -62,9 +68,19 @@ def words_of_site(typed: Sequence[str], workload: Workload) -> list[str]:
     known = workloads.known_keys(workload)
     words = []
     for key, value in values.items():
-        _check_key(key, file)
+        _check_key(key, file, workload)
         if key in typed_keys:
             continue
+        if key == LAUNCHER_GROUP and str(value) not in LAUNCHERS:
+            raise Refusal(
+                "site.launcher",
+                f"{file}: {LAUNCHER_GROUP}: {value} is no launcher of multicard; choose one of"
+                f" {', '.join(LAUNCHERS)}",
+                key=LAUNCHER_GROUP,
+                file=str(file),
+                value=str(value),
+                choices=[*LAUNCHERS],
+            )
         applies = launcher == SLURM_LAUNCHER if key.startswith(LAUNCHER_PREFIX) else key in known
         if applies or key == LAUNCHER_GROUP:
             words.append(f"{key}={_as_word(value)}")
@@ -116,9 +132,24 @@ def _flat(content: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{key}.")
 
 
-def _check_key(key: str, file: Path) -> None:
-    if key == LAUNCHER_GROUP or key.startswith(LAUNCHER_PREFIX) or key in schema.keys(Role.site):
+def _may_set(key: str) -> bool:
+    is_of_launcher = key == LAUNCHER_GROUP or key.startswith(LAUNCHER_PREFIX)
+    return is_of_launcher or key in schema.keys(Role.site)
+
+
+def _check_key(key: str, file: Path, workload: Workload) -> None:
+    """Refuse a key that the file may not set, or that has another name here."""
+    if _may_set(key):
         return
+    meant_key = Vocabulary(workload).key_of(key)
+    if meant_key is not None and meant_key != key and _may_set(meant_key):
+        raise Refusal(
+            "site.key-called-otherwise",
+            f"{file}: {key} is called {meant_key} here; write {meant_key} in its place",
+            key=key,
+            file=str(file),
+            near=meant_key,
+        )
     raise Refusal(
         "site.key",
         f"{file}: {key} cannot be set for a whole site; name it in the command. The file may set"

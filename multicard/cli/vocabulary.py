@@ -4,20 +4,16 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from enum import EnumMeta
-from functools import cache
 from itertools import chain
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from omegaconf import OmegaConf
-
 from multicard import workloads
-from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHER_PREFIX, SLURM_LAUNCHER
+from multicard.cli.launcher_words import LAUNCHER_GROUP, LAUNCHERS, launcher_keys
 from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.run.workload import Workload
 
-OF_MULTICARD = ("_target_", "mode", "packs", "on_slurm")  # Entries of a launcher's file that stay.
 TRUE = ("", "true", "True", "1", "yes")
 NO_NAMES = ("true", "false", "none", "auto", "all")  # Options that many keys have.
 LEAST_BEGINNING = 4  # A beginning with this many letters may identify an option.
@@ -51,7 +47,7 @@ class Vocabulary:
             key: {folded(name): value for name, value in values.items()}
             for key, values in schema.meant_values(workload.schema).items()
         }
-        self.launchers = _launcher_keys()
+        self.launchers = launcher_keys()
 
     def has(self, key: str) -> bool:
         """True if the entry has a key of exactly this name."""
@@ -83,7 +79,7 @@ class Vocabulary:
         if key in self.groups:
             return workloads.every_option(self.workload, key)
         if key == LAUNCHER_GROUP:
-            return [path.stem for path in (workloads.CONF / key).glob("*.yaml")]
+            return [*LAUNCHERS]
         switch = self.switches.get(key)
         return _members(self.types.get(switch or key, set()))
 
@@ -159,16 +155,6 @@ class Vocabulary:
         ]
         default = workloads.defaults(self.workload.name).get(group)
         return with_key[0] if len(with_key) == 1 and default not in with_key else None
-
-
-@cache
-def _launcher_keys() -> tuple[str, ...]:
-    file = workloads.CONF / LAUNCHER_GROUP / f"{SLURM_LAUNCHER}.yaml"
-    return tuple(
-        f"{LAUNCHER_PREFIX}{name}"
-        for name in map(str, OmegaConf.load(file))
-        if name not in OF_MULTICARD
-    )
 
 
 def _only_name(names: Iterable[str]) -> str | None:

@@ -13,7 +13,8 @@ from multicard.cli import paths_as_values, value_quoting
 from multicard.cli.launcher_words import LAUNCHER_GROUP
 from multicard.cli.paths_as_values import PathMeaning
 from multicard.cli.vocabulary import TRUE, Vocabulary, parts_of
-from multicard.config.script import STYLE
+from multicard.config.script import DASHED_STYLES, STYLE
+from multicard.script import option_names
 
 LEAST_SIMILARITY = 0.8  # Names at least this similar (difflib) count as a typing error.
 MULTIRUN = ("-m", "--multirun")
@@ -62,11 +63,26 @@ class WordReader:
         self.sweeps = not {*words}.isdisjoint(MULTIRUN)
         self.starts_scripts = "args" in self.workload.free
         self.has_script = self.starts_scripts and "script" in self.given
+        self.script_options = self._options_of_script(words) if self.starts_scripts else set[str]()
+
+    def _options_of_script(self, words: Sequence[str]) -> set[str]:
+        styled = [word for word in words if word.startswith(f"args.{STYLE}=")]
+        if styled and styled[-1].partition("=")[2] not in DASHED_STYLES:
+            return set()
+        scripts = [
+            word.removeprefix("script=")
+            for word in words
+            if word.startswith("script=") or word.endswith(".py")
+        ]
+        return option_names.options_of(scripts[0]) if scripts else set()
 
     def readings(self) -> Iterator[WordReading]:
         while self.remaining:
             word = self.remaining.pop(0)
-            if word.startswith("-") and not _is_number(word):
+            if word == "--" and self.has_script:  # What follows belongs to the script.
+                yield WordReading(word, (), is_mended=True)
+                yield from self._readings_of_script()
+            elif word.startswith("-") and not _is_number(word):
                 yield self._flag(word)
             elif word.startswith(("+", "~")) and not word.startswith("~/"):  # Hydra's syntax
                 yield WordReading(word, (word,), is_unknown="=" not in word)
@@ -107,7 +123,10 @@ class WordReader:
         )
         if key is None and negated is not None and self.names.takes_no_value(negated):
             return WordReading(word, (f"{negated}=false",), is_mended=True)
-        is_switch = key is None and self.names.option_named(key_name) is not None
+        is_of_script = key is None and self._is_of_script(name, has_value=bool(sign))
+        is_switch = (
+            key is None and not is_of_script and self.names.option_named(key_name) is not None
+        )
         takes_value = not is_switch and (key is None or not self.names.takes_no_value(key))
         if not sign:
             following = self.remaining[0].lower() if self.remaining else ""
@@ -117,11 +136,11 @@ class WordReader:
                 value = next_word or ""
             value = value or "true"
         typed = " ".join(typed_words)
-        reading = self._reading_of(key_name, value, typed)
+        reading = None if is_of_script else self._reading_of(key_name, value, typed)
         if reading is not None:
             return reading
         if self.has_script:
-            return WordReading(typed, (f"args.{name.removeprefix('--')}={value}",), is_mended=True)
+            return self._argument(name.removeprefix("--"), value, typed)
         close_names = difflib.get_close_matches(
             key_name, self.names.types, n=1, cutoff=LEAST_SIMILARITY
         )
@@ -139,8 +158,29 @@ class WordReader:
         if self.has_script and not difflib.get_close_matches(
             key, self.names.types, 1, LEAST_SIMILARITY
         ):
-            return WordReading(typed, (f"args.{key}={value}",), is_mended=True)
+            return self._argument(key, value, typed)
         return WordReading(typed, (typed,), is_unknown=True)
+
+    def _is_of_script(self, flag: str, has_value: bool) -> bool:
+        """True for a flag that the script's source names, or that has a value.
+
+        A flag that is no key here may still be the name of an option, such as `--kineto`, which
+        takes no value.
+        """
+        if not self.has_script:
+            return False
+        following = self.remaining[0] if self.remaining else "-"
+        is_followed_by_value = not following.startswith("-") and "=" not in following
+        return (
+            has_value
+            or is_followed_by_value
+            or option_names.spelling(flag[2:], self.script_options) in self.script_options
+        )
+
+    def _argument(self, name: str, value: str, typed: str) -> WordReading:
+        """Return the reading of an argument of the script, in the script's own spelling."""
+        spelled = option_names.spelling(name, self.script_options)
+        return WordReading(typed, (f"args.{spelled}={value}",), is_mended=True)
 
     def _bare_word(self, word: str) -> WordReading:
         is_name = self.names.key_of(word) is not None and word.replace("_", "").isalnum()
@@ -274,7 +314,7 @@ class WordReader:
                 next_word = None if sign else self._next_value()
                 typed = word if next_word is None else f"{word} {next_word}"
                 value = value if sign else next_word or "true"
-                yield WordReading(typed, (f"args.{name[2:]}={value}",), is_mended=True)
+                yield self._argument(name[2:], value, typed)
             elif sign and self.names.has(name):
                 yield WordReading(word, (word,))
             elif sign and not word.startswith("-"):

@@ -37,7 +37,7 @@ Malloc = StrEnum("Malloc", ["tuned", "system"])
 TrackerMode = StrEnum("TrackerMode", ["offline", "online", "disabled"])
 # `auto` is nsys on CUDA if it is installed, and kineto otherwise. The record has the chosen one.
 ProfileName = StrEnum("ProfileName", ["none", "kineto", "nsys", "auto"])
-ProfileWindow = StrEnum("ProfileWindow", ["after", "start"])
+ProfileWindow = StrEnum("ProfileWindow", ["auto", "after", "start"])
 
 
 @dataclass
@@ -56,8 +56,9 @@ class WindowConfig(ProfileConfig):
     """
 
     window: ProfileWindow = key(
-        ProfileWindow.after,
-        "after: extra steps after the training; start: the training from its start, slowed down",
+        ProfileWindow.auto,
+        "after: extra steps after the training; start: the training from its start, slowed down;"
+        " auto: after, and start for scripts",
         Role.identity | Role.speed,
         since=("steps", "after"),
     )
@@ -91,7 +92,10 @@ class WindowConfig(ProfileConfig):
         since=("steps", 1_000_000_000),
     )
 
-    def __post_init__(self) -> None:
+    def settle(self, default: ProfileWindow) -> None:
+        """Replace `window=auto` by the default of the workload, and refuse a window without end."""
+        if self.window is ProfileWindow.auto:
+            self.window = default
         is_bounded = self.steps is not None or self.seconds is not None
         if not is_bounded and not self.from_start:
             raise Refusal(
@@ -180,9 +184,14 @@ ACCUMULATED = "gradient_accumulation_steps"  # Only tuning has this key.
 
 @dataclass
 class RunConfig(RepeatedConfig):
-    """The keys that all entries share. `kind` is the kind of the record."""
+    """The keys that all entries share.
+
+    kind: the kind of the record.
+    default_window: the window of a profile, unless another one is named.
+    """
 
     kind: ClassVar[str]
+    default_window: ClassVar[ProfileWindow] = ProfileWindow.after
 
     name: str = key(
         MISSING,
@@ -264,6 +273,8 @@ class RunConfig(RepeatedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.profile, WindowConfig):
+            self.profile.settle(self.default_window)
         self._check_prediction()
         if self.probe.enabled:
             self._check_probe()

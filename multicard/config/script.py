@@ -6,7 +6,7 @@ from enum import StrEnum
 # OmegaConf supports Optional[...] in every Python version.
 from typing import Any, ClassVar, Optional
 
-from multicard.config.base import ProfileName, RunConfig, WindowConfig
+from multicard.config.base import ProfileName, ProfileWindow, RunConfig, WindowConfig
 from multicard.config.keys import key
 from multicard.config.roles import Role
 from multicard.messages import Refusal
@@ -15,6 +15,7 @@ STYLE = "style"  # The key of `args` that says how the other keys are passed to 
 
 
 Style = StrEnum("Style", ["argparse", "equals", "hydra", "env"])
+DASHED_STYLES = (Style.argparse, Style.equals)  # Styles that pass options with dashes.
 
 
 class ScriptLaunch(StrEnum):
@@ -32,6 +33,8 @@ class ScriptConfig(RunConfig):
     """The composed configuration of `measure_script.py`."""
 
     kind: ClassVar[str] = "script"
+    # A script takes no further steps after its end.
+    default_window: ClassVar[ProfileWindow] = ProfileWindow.start
 
     script: str = key(
         "",
@@ -92,7 +95,7 @@ class ScriptConfig(RunConfig):
             raise Refusal(
                 "config.script-diagnose",
                 "diagnose=true: cannot leave out parts of a script's steps; data_s and step_s show"
-                " its data and time; use `profile=kineto profile.window=start`",
+                " its data and time; use `profile=kineto`",
                 key="diagnose",
             )
         from_start = isinstance(self.profile, WindowConfig) and self.profile.from_start

@@ -18,7 +18,16 @@ from multicard.config.llm_tokenizers import (
     Qwen25TokenizerConfig,
 )
 from multicard.config.sweeps import starts_nothing
-from multicard.llm import axes, engines, methods, models, quantised, row_notices, whole_steps
+from multicard.llm import (
+    axes,
+    engines,
+    few_steps,
+    methods,
+    models,
+    quantised,
+    row_notices,
+    whole_steps,
+)
 from multicard.llm.data import (
     chat,
     files,
@@ -158,6 +167,7 @@ def prepare(config: LlmConfig) -> Inputs:
         ]
         if rows is not None and not config.packed:
             run_notices += whole_steps.notices(config, len(rows))
+            run_notices += few_steps.notices(config, len(rows))
         _RUN_NOTICES[identity] = run_notices
     return _LATEST_INPUTS[identity]
 

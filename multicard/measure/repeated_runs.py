@@ -23,6 +23,7 @@ POWER = 0.8
 PRIOR_SD = noise.GPU_SD
 PRIOR_DEGREES = noise.PRIOR_DEGREES
 PRIOR_LIMIT = noise.PRIOR_LIMIT
+LEAST_MEASURED = 5  # A run with fewer measured steps is too short to judge.
 MARGIN = 0.05  # Two settings count as equal up to this relative difference.
 MOST_LOG = 700.0  # Half of an interval is at most this large, so that its exponential is finite.
 ABOVE = "above"

@@ -13,6 +13,7 @@ from multicard.records.run_folder import json_text, write_text
 from multicard.records.text_table import TextTable, clean, terminal_width, to_csv
 
 STDOUT = Path("-")
+BOOKTABS = r"% needs \usepackage{booktabs}"
 NAMED = 5  # At most this many skipped records are named one by one.
 
 Rows = list[dict[str, Any]]
@@ -93,6 +94,11 @@ class Output:
             if path != STDOUT:
                 write_text(path, content)
         notes = [*self.notes, *skipped_lines(skipped or ())]
+        for form, path in chosen.items():
+            if path != STDOUT:
+                name = clean(str(path))
+                text = f"{form.replace('latex', 'LaTeX')}: {name}"
+                notes.append(Message("output.written", text, form=form, file=name))
         if STDOUT in contents:
             sys.stdout.write(contents[STDOUT])
             print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
@@ -105,7 +111,9 @@ FORMATS: dict[str, Callable[[Output, Rows, Sequence[Skipped] | None], str]] = {
     "json": Output.json,
     "csv": lambda output, rows, _: output.csv(rows),
     "markdown": lambda output, *_: "\n\n".join(map(TextTable.markdown, output.tables())) + "\n",
-    "latex": lambda output, *_: "\n\n".join(map(TextTable.latex, output.tables())) + "\n",
+    "latex": lambda output, *_: (
+        "\n\n".join([BOOKTABS, *map(TextTable.latex, output.tables())]) + "\n"
+    ),
 }
 
 

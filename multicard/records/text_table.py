@@ -38,12 +38,18 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class TextTable(NamedTuple):
-    """A table of text: headings and rows, with lines above and below."""
+    """A table of text: headings and rows, with lines above and below.
+
+    titles: the headings in words, for papers; empty if they are the headings.
+    label: the name by which a paper refers to the table; empty if it has none.
+    """
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     above: Sequence[str] = ()
     below: Sequence[str] = ()
+    titles: Sequence[str] = ()
+    label: str = ""
 
     def lines(self, width: int | None) -> list[str]:
         return [
@@ -79,8 +85,13 @@ class TextTable(NamedTuple):
     def latex(self) -> str:
         """Format a `table` for the package booktabs, with the lines above it as its caption."""
         caption = escape_latex(" ".join(filter(None, self.above)))
-        start = [r"\begin{table}", r"\centering", *([rf"\caption{{{caption}}}"] if caption else [])]
-        table = _latex_signs(self._tabulated(clean, "latex_booktabs"))
+        start = [r"\begin{table}", r"\centering"]
+        if caption:
+            start.append(rf"\caption{{{caption}}}")
+        if self.label:
+            start.append(rf"\label{{tab:{self.label}}}")
+        in_words = self._replace(headings=self.titles or self.headings)
+        table = _latex_signs(in_words._tabulated(clean, "latex_booktabs"))
         below = [
             r"\par\footnotesize",
             *(rf"{escape_latex(line)}\par" for line in self.below if line),

@@ -11,10 +11,7 @@ import msgspec
 from omegaconf import DictConfig
 from rich.text import Text
 
-from multicard.config.job import count
-from multicard.config.placement import CROWDED
 from multicard.config.sweeps import pauses
-from multicard.machine import environment
 from multicard.machine.slurm import Allocation
 from multicard.measure.timing import clock_s
 from multicard.messages import Message, link, say
@@ -28,7 +25,14 @@ from multicard.records.schema_parts import Load
 from multicard.run import attempts, outcome
 from multicard.run.peers import Peers
 from multicard.run.preemption import StopOnWarning
-from multicard.run.prepare import Predict, PreparedRun, data_now, job_of, prepare
+from multicard.run.prepare import (
+    Predict,
+    PreparedRun,
+    crowd_notice,
+    data_now,
+    job_of,
+    prepare,
+)
 from multicard.run.progress_bar import ALONE, InSweep, ProgressBar
 from multicard.run.workload import Workload, new_notices
 from multicard.tracking.upload import Mirror
@@ -146,16 +150,8 @@ def _train(run: PreparedRun, mirror: Mirror, peers: Peers, cell: InSweep) -> Fai
         else:
             for notice in new_notices(run.workload, run.config, run.folder.parent):
                 say(f"  {notice}")
-        cores = environment.cores()
-        if run.placement.crowded(cores):
-            ranks = run.placement.processes
-            message = Message(
-                "run.crowded",
-                f"{CROWDED}: {ranks} ranks on {count(cores, 'core')}",
-                ranks=ranks,
-                cores=cores,
-            )
-            say(f"  {message}")
+        if (crowd := crowd_notice(run.placement)) is not None:
+            say(f"  {crowd}")
         failure = _run_ranks(run, mirror, peers, cell)
         if failure is not None:
             is_measured = run.workload.note_failure_after_measurement(run.folder, failure)

@@ -81,6 +81,22 @@ def typed(workload: Workload, cfg: DictConfig) -> RunConfig:
     return config
 
 
+def crowd_notice(placement: Placement) -> Message | None:
+    """Return a notice if there are more CPU ranks than cores here; None if there are not."""
+    cores = environment.cores()
+    if not placement.crowded(cores):
+        return None
+    ranks = placement.processes
+    return Message(
+        "run.crowded",
+        f"more CPU ranks than cores: {ranks} ranks take turns on {count(cores, 'core')}; use"
+        f" `gpus={cores}` or fewer",
+        key="gpus",
+        ranks=ranks,
+        cores=cores,
+    )
+
+
 def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
     """Make all checks before anything starts, on the machine that is to run it.
 

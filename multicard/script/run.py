@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import os
 import runpy
+import shlex
 import signal
 import sys
 import threading
@@ -16,16 +17,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
-from multicard.config.script import ScriptConfig
+from multicard.config.script import DASHED_STYLES, STYLE, ScriptConfig
 from multicard.messages import Refusal
 from multicard.ranks import os_calls
-from multicard.ranks.process import Rank, end_children
+from multicard.ranks.process import Rank, end_children, log_file
 from multicard.repository import IS_INSTALLED, PACKAGES
-from multicard.script import hooks, launch, words
+from multicard.script import hooks, launch, option_names, words
 from multicard.script.recorder import EndedError, Recorder
 
 # Python's words for a relative import in a file that is run by its path.
 NO_PARENT = "no known parent package"
+USAGE_CODE = 2  # The exit code of argparse and click for arguments that a script does not take.
 
 # ---- refusals of what a script may not do
 
@@ -86,8 +88,12 @@ def replaced(config: ScriptConfig) -> Refusal:
     )
 
 
-def exited(config: ScriptConfig, code: object) -> Refusal:
-    """Return the refusal of a script that exited with a code other than 0, or with a text."""
+def exited(config: ScriptConfig, code: object, log: str = "") -> Refusal:
+    """Return the refusal of a script that exited with a code other than 0, or with a text.
+
+    Args:
+        log: what the script printed, which says why it does not take its arguments.
+    """
     if not isinstance(code, int):
         return Refusal(
             "script.exited-saying",
@@ -96,14 +102,41 @@ def exited(config: ScriptConfig, code: object) -> Refusal:
             value=config.script,
             said=str(code),
         )
-    hint = ", as for arguments that it does not take; its log names them" if code == 2 else ""
+    error, usage = option_names.usage_error(log) if code == USAGE_CODE else ("", "")
+    if error:
+        respelled = _respelled(config, usage)
+        remedy = f"; use `{respelled}`" if respelled else ""
+        return Refusal(
+            "script.usage",
+            f"script={config.script}: does not take these arguments ({error}){remedy}",
+            key=respelled.partition("=")[0] or "script",
+            value=config.script,
+            said=error,
+            remedy=respelled,
+        )
+    hint = ", as for arguments that it does not take; its log names them"
     return Refusal(
         "script.exited",
-        f"script={config.script}: exited with code {code}{hint}",
+        f"script={config.script}: exited with code {code}{hint if code == USAGE_CODE else ''}",
         key="script",
         value=config.script,
         exit_code=code,
     )
+
+
+def _respelled(config: ScriptConfig, usage: str) -> str:
+    """Return the arguments that the script only takes with other dashes, as it takes them."""
+    if config.args[STYLE] not in DASHED_STYLES:
+        return ""
+    options = option_names.options_of(str(words.file(config))) | option_names.options_in(usage)
+    respelled = []
+    for word in words.overrides(config):
+        key, _, value = word.partition("=")
+        name = key.removeprefix("args.")
+        spelled = option_names.spelling(name, options)
+        if name not in (key, spelled):
+            respelled.append(shlex.quote(f"args.{spelled}={value}"))
+    return " ".join(respelled)
 
 
 # ---- the run
@@ -139,7 +172,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     os_calls.before_end += [recorder.close, end_children]
     try:
         with hooks.installed(recorder), launch.variables(config, rank):
-            _call(config)
+            _call(config, log_file(folder, rank.rank))
             atexit._run_exitfuncs()
     except BaseException as error:
         with suppress(Exception):  # Keep what was measured, unless a broken device cannot be read.
@@ -161,7 +194,7 @@ def run(rank: Rank, config: ScriptConfig, folder: Path) -> None:
     raise no_step(config)
 
 
-def _call(config: ScriptConfig) -> None:
+def _call(config: ScriptConfig, log: Path) -> None:
     own = os.getpid()
     exit_at_once = os._exit
 
@@ -224,7 +257,8 @@ def _call(config: ScriptConfig) -> None:
     except SystemExit as end:
         code = end.code or 0
         if code:
-            raise exited(config, code) from end
+            sys.stderr.flush()
+            raise exited(config, code, option_names.end_of(log)) from end
     finally:
         if os.getpid() != own:  # This is a process that the script forked, and no rank.
             for stream in (sys.stdout, sys.stderr):

@@ -16,6 +16,7 @@ from rich.text import Text
 from multicard.config.base import RunConfig, Scale, plain
 from multicard.config.job import Device, count
 from multicard.config.placement import place
+from multicard.machine import devices
 from multicard.machine.slurm import Allocation
 from multicard.messages import Message, console_script, link, say
 from multicard.records import run_folder, text_table
@@ -166,6 +167,16 @@ class Sweep:
         for cell in self.left:
             for notice in new_notices(cell.workload, cell.config, cell.folder.parent):
                 say(f"  {notice}")
+
+    def say_crowds(self) -> None:
+        """Print, for each number of ranks, that this machine has fewer cores. A run says it too."""
+        notices = dict[Message, None]()
+        for cell in self.left:
+            placement = place(cell.config, len(devices.visible_gpus()))
+            if (crowd := prepare.crowd_notice(placement)) is not None:
+                notices[crowd] = None
+        for crowd in notices:
+            say(f"  {crowd}")
 
     def say_order(self) -> None:
         """Print, once in a command, that the cells that are left are shuffled."""
@@ -398,7 +409,11 @@ def check_cells(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> N
 
 
 def dry_run(
-    sweep: Sweep, groups: Sequence[tuple[str, list[Cell]]], how: str, queued: int = 0
+    sweep: Sweep,
+    groups: Sequence[tuple[str, list[Cell]]],
+    how: str,
+    queued: int = 0,
+    on_slurm: bool = False,
 ) -> None:
     """Print which cells would be measured and how, and the number of the others.
 
@@ -406,22 +421,32 @@ def dry_run(
         groups: cells with a text that says what their jobs ask for.
         how: how they would be measured.
         queued: the number of cells whose jobs are in the queue already.
+        on_slurm: they would be measured on other nodes, whose cores are not known.
     """
     number = sum(len(members) for _, members in groups)
-    plan = (
-        f"{count(number, 'cell')}, to be measured as {how}:"
-        if number
-        else "No cell is left to measure."
-    )
+    refused = sum(cell.is_mistake for cell in sweep.refused)
+    if number:
+        plan = f"{count(number, 'cell')}, to be measured as {how}:"
+    elif refused:
+        every = len(sweep.every)
+        plan = (
+            f"No cell is left to measure: {refused} of {every} would be refused; see the reasons"
+            " below."
+        )
+    else:
+        plan = "No cell is left to measure."
     message = Message(
         "sweep.dry-run",
         f"dry_run=true: nothing is started. {plan}",
         key="dry_run",
         cells=number,
         how=how,
+        refused=refused,
     )
     say(message)
     sweep.say_notices()
+    if not on_slurm:
+        sweep.say_crowds()
     sweep.say_order()
     rows = [
         (str(len(members)), request_text, "\n".join(map(_dry_run_line, members)))
@@ -433,7 +458,6 @@ def dry_run(
         for line in text_table.text(("cells", "each", "which"), rows, width):
             say(line)
     measured = len(sweep.cells) - len(sweep.left)
-    refused = sum(cell.is_mistake for cell in sweep.refused)
     message = Message(
         "sweep.counts",
         f"measured before: {measured}; in the queue: {queued}; refused: {refused}",

@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from multicard.machine import private
 from multicard.measure.timing import clock_s, process_started_s
-from multicard.messages import Message, say, typed
+from multicard.messages import Message, say
 from multicard.ranks.failures import in_a_line
 from multicard.records import run_folder, table
 from multicard.records.run_folder import RecordedRun, is_probe
@@ -125,6 +125,7 @@ class Command:
 def _show_profiles(runs: list[RecordedRun]) -> None:
     """Print the metrics of a single profiled run, or the command that shows several."""
     profiles = []
+    folders = []
     for run in runs:
         profile = run.record.profile
         if profile is not None and profile.error is not UNSET:
@@ -137,6 +138,7 @@ def _show_profiles(runs: list[RecordedRun]) -> None:
             say(message, error=True)
         elif profile is not None:
             profiles.append(profile)
+            folders.append(run.folder)
     if len(runs) == 1 and profiles:
         from multicard.observe.profiles.command import VIEWERS, lines_of, profile_tables
         from multicard.observe.profiles.metrics import Profile
@@ -146,5 +148,15 @@ def _show_profiles(runs: list[RecordedRun]) -> None:
         viewer = VIEWERS[profiles[0].source]
         say(Message("profile.traces", f"Traces: {traces}; {viewer} opens them", folder=traces))
     elif profiles:
-        shows = f"{typed('-m multicard')} profile FOLDER/profile"
-        say(Message("profile.show", f"Profiles: `{shows}`"))
+        from multicard.observe.profiles.trace_files import shown_by
+
+        others = len(folders) - 1
+        sweep_shows = f"; `{shown_by(folders[0].parent)}` lists the others" if others else ""
+        say(
+            Message(
+                "profile.show",
+                f"Profiles: `{shown_by(folders[0])}`{sweep_shows}",
+                folder=str(folders[0]),
+                more=others,
+            )
+        )

@@ -75,7 +75,7 @@ def submit(sweep: Sweep) -> dict[int, str]:
             raise Refusal(
                 "slurm.absent",
                 f"hydra/launcher=submitit_slurm: no {program} on this machine; "
-                "log in to a node of the cluster, or leave the launcher out to run here",
+                "log in to a node of the cluster, or use `hydra/launcher=local` to run here",
                 key="hydra/launcher",
                 program=program,
             )

@@ -75,6 +75,7 @@ class HydraTask:
             )
             say(message)
             sweep.say_notices()
+            sweep.say_crowds()
         elif sweep.left:
             with shares.announced([sweep.cells[0].config]):
                 run(self.command, sweep.cells[0], keep_refused=False)

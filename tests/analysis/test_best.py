@@ -403,3 +403,22 @@ def test_what_is_slower_and_cheaper_is_on_the_front_too(tmp_path: Path):
         False,
         False,
     ]
+
+
+def test_a_first_setting_that_learned_nothing_is_in_doubt_under_a_goal_too(
+    tmp_path: Path, said: Said
+):
+    write(
+        tmp_path,
+        records.vision(gpus=2, total_s=50.0) | records.accurate(0.1),
+        records.vision(gpus=1, total_s=90.0) | records.accurate(0.99),
+    )
+    doubt = find(said("best", tmp_path, "--goal", "time"), "best.in-doubt")
+    assert codes(said("best", tmp_path)).count("best.in-doubt") == 0
+    assert "answer.at-chance" in str(doubt.facts)
+    assert says(repr(multicard.load(tmp_path).best("time")), "best.in-doubt")
+
+
+def test_a_first_setting_that_learned_is_not_in_doubt(tmp_path: Path, said: Said):
+    write(tmp_path, records.vision(gpus=2, total_s=50.0) | records.accurate(0.99))
+    assert not says(said("best", tmp_path, "--goal", "time"), "best.in-doubt")

@@ -18,7 +18,7 @@ from analysis.__main__ import main
 from analysis.commands import list_runs
 from analysis.runs import load, sql
 from multicard.records.limits import APART, KINDS, OTHER_STEPS, OTHER_WEIGHTS
-from multicard.records.output import FORMATS, NAMED
+from multicard.records.output import BOOKTABS, FORMATS, NAMED
 from multicard.records.text_table import ELLIPSIS
 from tests.analysis.conftest import Said
 from tests.conftest import ROOT
@@ -371,9 +371,9 @@ def test_a_dash_gets_what_a_command_found_and_nothing_else(
     assert rows["skipped"][0]["folder"] == str(tmp_path / "broken") and rows[where]
     assert len([*csv.DictReader(io.StringIO(found["csv"]))]) == len(rows[where])
     assert found["markdown"].count("|-") + found["markdown"].count("|:-") > 1
-    assert found["latex"].startswith("\\begin{table}\n") and found["latex"].endswith(
-        "\\end{table}\n"
-    )
+    assert found["latex"].startswith(f"{BOOKTABS}\n\n\\begin{{table}}\n") and found[
+        "latex"
+    ].endswith("\\end{table}\n")
 
 
 def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said):
@@ -381,7 +381,10 @@ def test_files_are_all_written_or_none(tmp_path: Path, said: Said, refused: Said
     file, other = tmp_path / "a", tmp_path / "a.md"
     assert refused("list", tmp_path, "--csv", file, "--json", file)
     assert not file.exists()
-    assert says(said("list", "--csv", file, tmp_path, "--markdown", other), "list.runs", found=1)
+    output = said("list", "--csv", file, tmp_path, "--markdown", other)
+    assert says(output, "list.runs", found=1)
+    assert says(output, "output.written", form="csv", file=str(file))
+    assert says(output, "output.written", form="markdown", file=str(other))
     assert other.read_text().startswith("| ")
 
 

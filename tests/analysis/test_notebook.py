@@ -112,6 +112,18 @@ def test_what_is_returned_prints_as_the_command_does_and_shows_its_tables(
     assert len(shown.to_pandas()) == len(shown._rows)
 
 
+def test_a_sweep_is_loaded_and_compared_by_its_short_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    freeze.make_records(tmp_path / "multirun")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "before").mkdir()  # the photographs of the sweep, without a run
+    before = multicard.load("before")
+    assert len(before) == len(multicard.load("multirun/before"))
+    by_name, by_path = before.compare("after"), before.compare("multirun/after")
+    assert by_name.to_arrow() == by_path.to_arrow()
+
+
 def test_the_steps_without_the_warmup_have_the_mean_of_the_run(runs: Runs):
     steps = runs.steps(0)
     assert (

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from analysis.runs import load
 from multicard.measure.repeated_runs import PRIOR_SD
 from multicard.papers import printed as papers
 from multicard.records.figures import FIGURES
+from multicard.records.output import BOOKTABS
 from tests.analysis.conftest import Said
 from tests.helpers import grids, records
-from tests.helpers.messages import codes, says
+from tests.helpers.messages import codes, find, says
 
 PRECISIONS = ("fp64", "fp32", "fp16")
 SETTING = grids.papers_setting("table2")
@@ -52,6 +54,45 @@ def test_a_single_cell_of_an_experiment_is_shown_when_it_is_asked_for(tmp_path: 
     # Rows of cells that were not measured would hide the one that was.
     rows = [line for line in printed.splitlines() if re.match(r"fp\d\d +\d", line)]
     assert len(rows) == 1 and re.match(r"fp32 +1 +ok +100", rows[0])
+
+
+def test_runs_of_other_sweeps_are_shown_only_if_their_folder_is_named(
+    tmp_path: Path, said: Said, refused: Said, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    photos = tmp_path / "multirun" / "photos"
+    table2(photos, {("fp64", 1): 100.0, ("fp32", 1): 50.0}, dataset="images")
+    message = find(refused("table", "table2"), "table.of-other-sweeps", experiment="table2")
+    words = shlex.split(message.facts["shows"].partition(" table ")[2])
+    assert words == ["table2", "multirun/photos"]
+    assert "100" in said("table", *words)
+    table2(tmp_path / "multirun" / "own", {("fp64", 1): 200.0, ("fp32", 1): 150.0})
+    own = said("table", "table2")
+    assert says(own, "table.others", n=1) and "200" in own
+    assert "100.0" in said("table", "table2", "--all")
+
+
+def test_a_sweep_of_the_experiments_name_is_its_own_whatever_its_data(
+    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for precision in ("fp64", "fp32"):
+        record = records.vision(precision=precision, **SETTING | {"dataset": "digits"})
+        records.write(tmp_path / "multirun" / precision, record | {"name": "table2"})
+    assert says(said("table", "table2"), "table.missing")
+
+
+def test_latex_has_titles_in_words_a_label_and_its_package(tmp_path: Path, said: Said):
+    table2(tmp_path, {("fp64", 1): 100.0, ("fp32", 1): 50.0})
+    latex = said("table", "table2", tmp_path, "--latex", "-")
+    assert latex.startswith(f"{BOOKTABS}\n") and r"\label{tab:table2}" in latex
+    assert "training time (s)" in latex and "test accuracy" in latex and r"total\_s" not in latex
+
+
+@pytest.mark.parametrize(("command", "known"), [("table", "table4"), ("figure", "trade_off")])
+def test_without_a_name_the_names_are_listed(command: str, known: str, refused: Said):
+    message = find(refused(command), "analysis.no-name", command=command)
+    assert known in message.facts["known"] and "table2" in message.facts["known"]
 
 
 @pytest.mark.parametrize(

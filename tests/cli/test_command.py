@@ -17,13 +17,14 @@ import pytest
 
 from hydra_plugins.multicard_launchers._batches import SweepBatches
 from multicard import messages
+from multicard.machine import environment
 from multicard.messages import say
 from multicard.ranks.failures import Failure, Interrupted
 from multicard.records import run_folder
 from multicard.tracking import upload
 from tests.conftest import ROOT, SMALL, Called, command, in_checkout
 from tests.helpers import cells
-from tests.helpers.messages import codes, find
+from tests.helpers.messages import codes, find, says
 
 HEADLINES = {  # of a recommendation: what the measured seconds of a machine decide between
     "answer.run",
@@ -237,6 +238,24 @@ def test_a_dry_run_starts_nothing(called: Called, tmp_path: Path):
     code, printed = called(*in_folder(tmp_path / "run", "-m", "seed=3"), "dry_run=true")
     (row,) = (line for line in printed.splitlines() if line.split()[:2] == ["1", "-"])
     assert code == 0 and "mobilenet_v2 on digits 32 px" in row and "dry_run" not in row
+
+
+def test_a_dry_run_says_that_ranks_share_cores(
+    called: Called, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(environment, "cores", lambda: 2)
+    line = in_folder(tmp_path / "run", "gpus=4")
+    for words in (line, ["-m", *line]):
+        code, printed = called(*words, "device=cpu", "dry_run=true")
+        assert code == 0 and find(printed, "run.crowded", key="gpus", ranks=4, cores=2)
+    _, printed = called(*line, "gpus=2", "device=cpu", "dry_run=true")
+    assert not says(printed, "run.crowded")
+
+
+def test_a_dry_run_in_which_all_cells_are_refused_counts_them(called: Called, tmp_path: Path):
+    line = in_folder(tmp_path / "run", "-m", "seed=1,2", "dataset=images", "dry_run=true")
+    code, printed = called(*line)
+    assert code == 1 and find(printed, "sweep.dry-run", cells=0, refused=2)
 
 
 @pytest.mark.slow

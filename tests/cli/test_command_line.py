@@ -16,6 +16,8 @@ import pytest
 from multicard import completion, messages, workloads
 from multicard.__main__ import COMMANDS, main
 from multicard.cli import command, command_line
+from multicard.cli.command import help_text
+from multicard.cli.launcher_words import LAUNCHERS
 from multicard.config import hydra_config
 from multicard.llm import workload as llm
 from multicard.messages import Message, Parser, say
@@ -74,6 +76,69 @@ def test_a_key_of_a_launcher_is_said_to_be_one_or_its_nearest_are_named():
     )
     near = command_line.unknown_key("hydra.launcher.gpu_typ", WORKLOAD).facts["near"]
     assert near[0] == "hydra.launcher.gpu_type"
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("hydra.launcher.timeout_min", ["time_min"]),
+        ("hydra.launcher.mem_gb", ["memory_gb"]),
+        ("hydra.launcher.time_min", ["time_min"]),
+        ("hydra.launcher.queue", ["hydra.launcher.partition"]),
+    ],
+)
+def test_a_key_of_submitits_launcher_is_known_by_its_name_here(key: str, near: list[str]):
+    assert command_line.unknown_key(key, WORKLOAD).facts["near"] == near
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "workload", "remedies"),
+    [
+        ("dataset.root", "photos", WORKLOAD, ["dataset=images dataset.root=photos"]),
+        (
+            "dataset.data_files",
+            "my chats.jsonl",
+            llm.WORKLOAD,
+            [
+                "dataset=chat 'dataset.data_files=my chats.jsonl'",
+                "dataset=preference 'dataset.data_files=my chats.jsonl'",
+            ],
+        ),
+        ("model.path", "llama", llm.WORKLOAD, ["model=hf model.path=llama"]),
+        ("dataset.download", "true", WORKLOAD, ["dataset=mnist dataset.download=true"]),
+        ("profile.steps", "3", WORKLOAD, ["--help"]),  # of all options but one
+    ],
+)
+def test_a_key_of_another_option_is_answered_by_the_option(
+    key: str, value: str, workload: Workload, remedies: list[str]
+):
+    hydra = f"Could not override '{key}'.\nTo append to your config use +{key}={value}"
+    refusal = command_line.explain(hydra, workload)
+    assert (refusal.code, refusal.key) == ("words.key-of-another-option", key)
+    assert refusal.message.remedies == remedies
+
+
+@pytest.mark.parametrize("launcher", ["basic", "joblib", "submitit_slrum"])
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_launchers_of_others_are_refused(launcher: str, sweep: list[str]):
+    overrides = command_line.overrides([*sweep, f"hydra/launcher={launcher}"])
+    with refused("words.launcher", key="hydra/launcher", value=launcher):
+        command_line.check(overrides, WORKLOAD)
+    for ours in LAUNCHERS:
+        command_line.check(command_line.overrides([f'hydra/launcher="{ours}"']), WORKLOAD)
+
+
+def test_the_launchers_are_those_with_a_file_and_stand_in_the_help():
+    files = (workloads.CONF / "hydra" / "launcher").glob("*.yaml")
+    assert {file.stem for file in files} == {*LAUNCHERS}
+    workloads.register()
+    assert all(launcher in help_text(WORKLOAD, "", []) for launcher in LAUNCHERS)
+
+
+def test_a_sweep_has_one_launcher():
+    overrides = command_line.overrides(["-m", "hydra/launcher=local,submitit_local"])
+    with refused("words.launchers", key="hydra/launcher"):
+        command_line.check(overrides, WORKLOAD)
 
 
 def test_a_refused_option_has_the_entrys_own_to_choose_from():
@@ -190,7 +255,7 @@ COMPOSED = [
     (["device=tpu"], "words.value-as-hydra-says", {"key": "device", "word": "device=tpu"}),
     (
         ["hydra/launcher=nope"],
-        "words.no-such-option",
+        "words.launcher",
         {"key": "hydra/launcher", "choices": ["local", "submitit_local", "submitit_slurm"]},
     ),
     (

@@ -14,6 +14,7 @@ from multicard.__main__ import main
 from multicard.cli import command_line
 from multicard.cli.vocabulary import Vocabulary
 from multicard.messages import Refusal
+from multicard.records.short_names import folder_of_runs
 from tests.helpers.messages import find
 
 VISION, TUNING, SCRIPT = "train_vision.py", "tune_llm.py", "measure_script.py"
@@ -22,6 +23,8 @@ OTHERWISE = "words.typed-otherwise"
 HUB = "words.on-the-hub"
 ABSENT = "words.no-such-path"
 ELSEWHERE = "words.path-of-another-entry"
+
+DASHED = "-m script=dashed.py args.batch-size=32,128"
 
 # what is typed, what is answered, and the words of the command that it is answered with
 GUESSES = [
@@ -118,6 +121,15 @@ GUESSES = [
     (SCRIPT, "--nproc_per_node=2 train.py", OTHERWISE, "gpus=2 script=train.py"),
     (SCRIPT, "script=train.py lr=0.1", OTHERWISE, "script=train.py args.lr=0.1"),
     (SCRIPT, "script=train.py --lr 0.1", OTHERWISE, "script=train.py args.lr=0.1"),
+    # options in the script's own spelling, which its source has
+    (SCRIPT, "-m script=dashed.py batch_size=32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py --batch-size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py --batch_size=32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m script=dashed.py -- --batch-size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "-m dashed.py --batch_size 32,128", OTHERWISE, DASHED),
+    (SCRIPT, "script=train.py batch_size=32", OTHERWISE, "script=train.py args.batch_size=32"),
+    (SCRIPT, "script=dashed.py --kineto", OTHERWISE, "script=dashed.py profile=kineto"),
+    (SCRIPT, "script=dashed.py --nsys", OTHERWISE, "script=dashed.py args.nsys=true"),
     (VISION, "gpus=0,1", OTHERWISE, "gpus=2"),
     (VISION, "-m gpus=0,1", TAKEN, "-m gpus=0,1"),
     (VISION, "gpu=0", OTHERWISE, "gpus=1"),
@@ -158,6 +170,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": []}))
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"chosen": "a", "rejected": "b"}))
     (tmp_path / "train.py").touch()
+    (tmp_path / "dashed.py").write_text('options = ["--batch-size", "--nsys"]')
     monkeypatch.chdir(tmp_path)
     workloads.register()
     return tmp_path
@@ -325,7 +338,22 @@ def test_before_the_first_run_it_is_said_how_to_measure_one(
 
 
 @pytest.mark.parametrize("typed", ["photos", "name=photos", "multirun/photos"])
-def test_a_sweep_is_known_by_its_name(typed: str, here: Path):
+def test_a_sweep_is_known_by_its_name_beside_the_photographs_of_that_name(typed: str, here: Path):
+    (here / "multirun" / "photos").mkdir(parents=True)  # photos/ has photographs
+    assert folder_of_runs(typed) == Path("multirun/photos")
     (here / "photos").rename(here / "elsewhere")
+    assert folder_of_runs(typed) == Path("multirun/photos")
+
+
+def test_a_folder_with_runs_comes_before_a_sweep_of_its_name(here: Path):
     (here / "multirun" / "photos").mkdir(parents=True)
-    assert analysis.cli.folder_of_runs(typed) == Path("multirun/photos")
+    (here / "photos" / "a_run").mkdir()
+    (here / "photos" / "a_run" / "result.json").touch()
+    assert folder_of_runs("photos") == Path("photos")
+
+
+@pytest.mark.parametrize("typed", ["..", "../flat", "flat", "."])
+def test_a_path_is_no_name_of_a_sweep(typed: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    (here / "multirun" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(here / "photos")
+    assert folder_of_runs(typed) == Path(typed)

@@ -56,6 +56,9 @@ def test_a_site_may_choose_the_launcher(site: Path):
     [
         ("precision: fp16\n", "site.key"),
         ("rerun: true\n", "site.key"),
+        ("partition: gpu\n", "site.key-called-otherwise"),
+        ("hydra/launcher: slurm\n", "site.launcher"),
+        ("hydra/launcher: [local]\n", "site.launcher"),
         ("- a list\n", "site.no-mapping"),
         ("a: [\n", "site.unread"),
         (b"\xff\xfe\x00", "site.unread"),
@@ -64,6 +67,23 @@ def test_a_site_may_choose_the_launcher(site: Path):
 def test_what_a_site_cannot_set_is_refused(site: Path, content: str | bytes, code: str):
     site.write_bytes(content if isinstance(content, bytes) else content.encode())
     with refused(code):
+        site_defaults.words_of_site([], VISION)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("partition", "hydra.launcher.partition"),
+        ("queue", "hydra.launcher.partition"),
+        ("project", "hydra.launcher.account"),
+        ("launcher", "hydra/launcher"),
+        ("walltime", "time_min"),
+        ("mem", "memory_gb"),
+    ],
+)
+def test_a_site_is_told_the_name_of_a_key_here(site: Path, name: str, key: str):
+    site.write_text(f"{name}: 7\n")
+    with refused("site.key-called-otherwise", key=name, near=key):
         site_defaults.words_of_site([], VISION)
 
 

@@ -231,7 +231,12 @@ def test_rows_of_which_the_last_answer_alone_is_learnt_are_counted_and_said(tmp_
     rows = [CONVERSATION, conversation("One?", "Un."), CONVERSATION]
     config = typed_llm(
         *words_of(
-            folder, "dataset=chat", file_of(tmp_path, *rows), "batch_size=1", "dataset.split=0"
+            folder,
+            "dataset=chat",
+            file_of(tmp_path, *rows),
+            "batch_size=1",
+            "dataset.split=0",
+            "epochs=9",
         )
     )
     inputs = preflight.prepare(config)

@@ -689,7 +689,7 @@ def test_what_is_not_read_is_counted_and_said_before_the_start(tmp_path: Path):
         {"id": 1, "messages": [Q, A | {"ts": 3, "name": ""}], "score": 0.5},
         {"id": 2, "messages": [Q | {"ts": 1}, A | {"ts": 2}], "empty": [], "null": None},
     ]
-    config = typed_llm(written(tmp_path, *rows), *CHAT)
+    config = typed_llm(written(tmp_path, *rows), *CHAT, "epochs=20")
     inputs = preflight.prepare(config)
     assert inputs.ignored == {"id": 2, "score": 1, "messages.ts": 2}
     (notice,) = preflight.notices(config)
@@ -796,7 +796,7 @@ def test_pairs_with_the_same_answers_are_left_out_and_counted(tmp_path: Path):
     assert (found.rows, found.equal) == ([{"chosen": [Q, A], "rejected": [Q, B]}], 2)
     with refused("llm.pairs-equal", pairs=1):
         loaded(tmp_path, [same], *PREFERENCE)
-    config = typed_llm(written(tmp_path, PAIR, PAIR, same), *PREFERENCE)
+    config = typed_llm(written(tmp_path, PAIR, PAIR, same), *PREFERENCE, "epochs=20")
     assert preflight.prepare(config).equal == 1
     assert [notice.code for notice in preflight.notices(config)] == ["llm.equal-pairs"]
 

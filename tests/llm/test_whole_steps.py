@@ -90,3 +90,31 @@ def test_counts_are_those_of_the_sampler_and_its_batches(ranks: int):
             found = whole_steps.count_epoch_rows(rows, ranks, step)
             assert rows - len({*trained}) == found.left_out, (rows, ranks, step)
             assert len(trained) - len({*trained}) == found.repeated, (rows, ranks, step)
+
+
+FEW: list[tuple[tuple[str, ...], int, int]] = [
+    (("batch_size=4",), 3, 0),
+    (("batch_size=4", "epochs=2"), 6, 1),
+    (("batch_size=4", "max_steps=1"), 1, 0),
+    (("batch_size=2", "skip_steps=2"), 6, 4),
+]
+
+
+@pytest.mark.parametrize(("words", "steps", "measured"), FEW)
+def test_too_few_steps_are_said_before_the_run_with_a_length_that_is_enough(
+    words: tuple[str, ...], steps: int, measured: int, tmp_path: Path
+):
+    (notice,) = few(tmp_path, *words)
+    assert (notice.facts["steps"], notice.facts["measured"]) == (steps, measured)
+    (remedy,) = remedies(notice)
+    longer = [word for word in words if not word.startswith("epochs=")]
+    assert not few(tmp_path, *longer, remedy)
+    shorter = f"epochs={notice.facts['epochs'] - 1}"
+    assert few(tmp_path, *longer, shorter)
+    assert not few(tmp_path, *words, "scale=smoke")
+
+
+def few(folder: Path, *words: str) -> list[whole_steps.Message]:
+    config = typed_llm(written(folder, *[{"messages": [Q, A]}] * 12), *CHAT, *words)
+    preflight.prepare(config)
+    return [notice for notice in preflight.notices(config) if notice.code == "llm.few-steps"]

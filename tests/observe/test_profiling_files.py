@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import tarfile
@@ -31,7 +32,7 @@ from multicard.observe.profiles.events import (
     covered_by_group,
     metric,
 )
-from multicard.observe.profiles.metrics import read_profile
+from multicard.observe.profiles.metrics import OTHER, read_profile
 from multicard.records.output import FORMATS
 from multicard.records.schema_parts import ProfileDerived
 from tests.conftest import shared
@@ -144,6 +145,62 @@ def test_ranks_come_from_a_folder_or_several_files(tmp_path: Path):
     assert figures(read_profile(sorted(tmp_path.glob("*.json*")))) == figures(profile)
 
 
+def run_with_trace(folder: Path) -> Path:
+    (folder / "profile").mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    write_kineto(folder / "profile" / "r00.json", MADE)
+    (folder / "wandb" / "media" / "profile").mkdir(parents=True)
+    (folder / "wandb" / "media" / "profile" / "table.json").write_text("{}")
+    return folder
+
+
+def test_a_trace_is_found_from_the_folder_or_name_of_its_run_or_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    cell = run_with_trace(Path("multirun/mine/lr=0.1 a"))
+    for place in (cell / "profile", cell, "multirun/mine", "mine", "name=mine"):
+        assert main([str(place)]) == 0
+        assert "forward" in capsys.readouterr().out
+    theirs = Path("theirs/rank 0")
+    theirs.mkdir(parents=True)
+    write_kineto(theirs / "trace.json", MADE)
+    (theirs / "trace.json.gz").write_bytes(gzip.compress((theirs / "trace.json").read_bytes()))
+    (theirs / "trace.json").unlink()
+    assert main(["theirs"]) == 0
+    run_with_trace(Path("multirun/mine/lr=0.2"))
+    capsys.readouterr()
+    message = refused(capsys, "mine")
+    assert message.code == "trace.of-several-runs"
+    assert len(message.facts["commands"]) == 2
+    for command in message.facts["commands"]:
+        assert main(shlex.split(command.partition(" profile ")[2])) == 0
+
+
+def test_the_time_that_no_range_names_is_a_row_and_may_be_the_most(tmp_path: Path):
+    events = [
+        Event("range", "ProfilerStep#0", 0, 1000, 1),
+        Event("range", "ProfilerStep#1", 1000, 1000, 1),
+        Event("range", "data", 0, 100, 1),
+        Event("range", "mine", 1000, 200, 1),
+        Event("range", "mine", 1100, 50, 1),  # within the one before
+        Event("range", "theirs", 300, 700, 2),  # of another thread
+    ]
+    profile = read_profile([write_kineto(tmp_path / "a.json", events)])
+    other = rows_of(profile)["phase", OTHER]
+    assert (other.calls, other.total_s) == (None, pytest.approx((2000 - 100 - 200) * 1e-6))
+    _, metrics = profile_tables(profile, 10)
+    told = find("\n".join(metrics.below), "profile.most-time")
+    assert told.facts == {"part": OTHER, "share": 0.85}
+
+
+def test_on_a_gpu_the_most_time_is_of_what_the_gpu_did(tmp_path: Path):
+    profile = read_profile([write_kineto(tmp_path / "a.json", MADE)])
+    assert ("phase", OTHER) not in rows_of(profile)
+    _, metrics = profile_tables(profile, 10)
+    assert says("\n".join(metrics.below), "profile.most-time", part="GPU computing", share=0.375)
+
+
 def test_the_rank_is_the_files_own_then_its_names_then_its_place(tmp_path: Path):
     said = write_kineto(
         tmp_path / "rank7.json",
@@ -190,7 +247,7 @@ def test_what_cannot_be_read_is_refused_in_a_line(
     cases: dict[Path, tuple[str, dict[str, Any]]] = {
         tmp_path / "absent.json": ("trace.no-file", {}),
         written("empty.json", b""): ("trace.empty-file", {}),
-        written("binary", os.urandom(64) + b"\xff\x00"): ("trace.unknown-form", {}),
+        written("binary", b"\x00" + os.urandom(64) + b"\xff"): ("trace.unknown-form", {}),
         written("object.json", b'{"a": [1, {"b": 2}]}'): ("trace.no-trace-events", {}),
         written("wrong.json", content.replace(b'"dur": 400', b'"dur": four', 1)): (
             "trace.no-json",

@@ -289,6 +289,7 @@ def test_the_documented_analysis_runs(tmp_path: Path, monkeypatch, capsys):
     names = re.findall(r"^    (\w+)", capsys.readouterr().out, re.MULTILINE)
     for name in ("before", "after", "first", "fast", "mine"):
         sweep(tmp_path / "multirun" / name, test_accuracy=0.995, prediction=records.prediction())
+    sweep(tmp_path / "multirun" / "table2", test_accuracy=0.99)  # no copy of the others
     tunings = [
         records.llm(method=method, template="instruct", gpus=gpus)
         for method in ("lora", "dpo")

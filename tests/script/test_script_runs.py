@@ -158,6 +158,7 @@ LAUNCHED = {"key": "script", "value": "train.py"}
     [
         ("sys.exit(3)", "script.exited", {"exit_code": 3}),
         ("sys.exit(2)", "script.exited", {"exit_code": 2}),
+        ("import argparse; argparse.ArgumentParser().error('no --b')", "script.usage", {}),
         ("sys.exit('no data')", "script.exited-saying", {"said": "no data"}),
         ("from . import part", "script.relative-import", {}),
         ("loss_of(data[:8]).backward()", "script.no-step", {}),

@@ -7,15 +7,16 @@ import pytest
 
 from multicard.cli import command_line
 from multicard.config import schema
-from multicard.config.base import plain
+from multicard.config.base import WindowConfig, plain
 from multicard.config.roles import Role
 from multicard.config.script import ScriptConfig
 from multicard.decide.race import command
 from multicard.script import words
+from multicard.script.run import exited
 from multicard.script.summary import axes
 from multicard.script.workload import WORKLOAD, check, code, describe
 from tests.conftest import typed_script
-from tests.helpers.messages import refused
+from tests.helpers.messages import refused, remedies
 
 
 def typed(*overrides: str) -> ScriptConfig:
@@ -182,7 +183,11 @@ def test_variables_are_set_by_env():
     [
         (["args.style=shell"], "config.script-style", {"key": "args.style", "value": "shell"}),
         (["diagnose=true"], "config.script-diagnose", {"key": "diagnose"}),
-        (["profile=kineto"], "config.script-window", {"key": "profile.window"}),
+        (
+            ["profile=kineto", "profile.window=after"],
+            "config.script-window",
+            {"key": "profile.window"},
+        ),
         (
             ["race.figure=samples_per_s"],
             "config.script-race-length",
@@ -194,6 +199,41 @@ def test_variables_are_set_by_env():
 def test_what_a_script_cannot_do_is_refused(overrides: list[str], code: str, facts: dict[str, Any]):
     with refused(code, **facts):
         typed(*overrides)
+
+
+def test_a_profile_of_a_script_is_of_its_start_unless_told_otherwise():
+    config = typed("profile=kineto")
+    assert isinstance(config.profile, WindowConfig) and config.profile.from_start
+    assert config.identity() == typed("profile=kineto", "profile.window=start").identity()
+    assert typed("profile=kineto", "profile.steps=null").identity() != config.identity()
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "remedy"),
+    [
+        ("--batch-size", "args.batch_size=32", "args.batch-size=32"),
+        ("--batch_size", "args.batch-size=32", "args.batch_size=32"),
+        ("--batch_size --batch-size", "args.batch_size=32", ""),
+        ("", "args.batch_size=32", ""),
+    ],
+)
+def test_a_script_that_does_not_take_an_argument_is_quoted(
+    source: str, override: str, remedy: str, tmp_path: Path
+):
+    (tmp_path / "train.py").write_text(f"# {source}")
+    config = typed_script(f"script={tmp_path / 'train.py'}", override)
+    line = "train.py: error: unrecognized arguments: --batch_size 32"
+    log = f"usage: train.py [-h]\n{line}\n"
+    message = exited(config, 2, log)
+    assert (message.code, message.facts["said"]) == ("script.usage", line)
+    assert message.facts["remedy"] == remedy and remedies(message) == [remedy] * bool(remedy)
+    assert exited(config, 3, log).code == exited(config, 2, "loss 0.1").code == "script.exited"
+
+
+def test_options_are_known_by_the_usage_of_a_script_too():
+    log = "usage: train.py [--lr-max LR]\ntrain.py: error: unrecognized arguments: --lr_max 1\n"
+    message = exited(typed("args.lr_max=1", "args.other=2"), 2, log)
+    assert (message.key, message.facts["remedy"]) == ("args.lr-max", "args.lr-max=1")
 
 
 def test_arguments_and_steps_are_part_of_the_identity():

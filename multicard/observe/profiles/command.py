@@ -4,7 +4,8 @@
         [--csv FILE] [--markdown FILE] [--latex FILE]
 
 FILE: Kineto's JSON (torch.profiler; plain or .gz), Nsight Systems' .sqlite export (.nsys-rep if the
-program nsys is installed), or a folder of them. Several files are the ranks of one run.
+program nsys is installed), a folder of them, a run's folder, or the name of a sweep with one
+profiled run. Several files are the ranks of one run.
 CSV has every row, including kernels beyond --top.
 """
 
@@ -13,13 +14,13 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from multicard.messages import Message, Parser, Refusal, usage
 from multicard.observe.profiles import metrics
 from multicard.observe.profiles.events import CUDA_APIS
-from multicard.observe.profiles.metrics import GROUPS, LONG_GROUPS, Profile
+from multicard.observe.profiles.metrics import GROUPS, LONG_GROUPS, OTHER, Profile
+from multicard.observe.profiles.trace_files import trace_path
 from multicard.records import text_table
 from multicard.records.output import Output, add_formats
 from multicard.records.schema_parts import ProfileRank, ProfileRow
@@ -36,6 +37,8 @@ TITLES = {
 }
 # always: both are constants of this package.
 assert set(TITLES) == set(GROUPS)
+# Parts of a GPU's time that do not overlap.
+GPU_PARTS = ("GPU computing", "communication, exposed", "launch gaps")
 FIGURES = ("metric", "calls", "total_s", "bytes")  # The figures of a row of CSV.
 HEADINGS = ("metric", "calls", "total", "mean", "share", "bytes")
 # Programs that show traces, by the traces' source.
@@ -51,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=usage(__doc__, __file__),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
+    parser.add_argument("files", metavar="FILE", nargs="+", type=trace_path)
     parser.add_argument(
         "--rank", metavar="N", type=int, help="the metrics of this rank instead of the sum"
     )
@@ -132,7 +135,7 @@ def profile_tables(
         if group == "api":
             omitted = [name for name in profile.not_recorded if name in CUDA_APIS]
             table_rows += [[f"  {name}: not recorded by {profile.source}"] for name in omitted]
-    notes = list[Message]()
+    notes = _most_time(profile.rank_rows(None if is_summed else ranks[0].rank))
     if is_summed:
         notes.append(
             Message("profile.summed", "Summed over ranks, with shares of their summed windows")
@@ -151,12 +154,35 @@ def profile_tables(
     return _rank_table(ranks), TextTable(HEADINGS, cells, below=notes)
 
 
+def _most_time(rows: Sequence[ProfileRow]) -> list[Message]:
+    """Return a sentence on the largest part of the window.
+
+    On GPUs, the parts are what the GPU did, because the host runs ahead of it. On CPUs, they are
+    phases, annotations and what neither names.
+    """
+    on_gpu = [row for row in rows if row.group == "derived" and row.metric in GPU_PARTS]
+    parts = on_gpu or [row for row in rows if row.group in ("phase", "annotation")]
+    if not parts:
+        return []
+    largest = max(parts, key=lambda row: row.total_s)
+    meaning = (
+        ": what the trace does not name, such as forward and backward"
+        if largest.metric == OTHER
+        else ""
+    )
+    sentence = f"Most time goes to {largest.metric} ({largest.share:.0%}){meaning}"
+    return [
+        Message("profile.most-time", sentence, part=largest.metric, share=round(largest.share, 4))
+    ]
+
+
 def lines_of(tables: tuple[TextTable, TextTable], width: int | None = None) -> list[str]:
     """Return the lines of `profile_tables`, by default as wide as the terminal."""
-    ranks, (headings, rows, _, notes) = tables
+    ranks, whole = tables
+    notes = whole.below
     width = width or text_table.terminal_width() or WIDTH
     # If space is short, names are cut and figures are not.
-    metrics = text_table.text(headings, rows, width, "lrrrrr", least_width=NAME_WIDTH)
+    metrics = text_table.text(whole.headings, whole.rows, width, "lrrrrr", least_width=NAME_WIDTH)
     return [*ranks.lines(width), "", *metrics, *text_table.folded(notes, width)]
 
 

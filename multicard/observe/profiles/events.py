@@ -325,6 +325,24 @@ class RankEvents:
             blocked_s=blocked_s,
         )
 
+    def unnamed_s(self) -> float | None:
+        """Return the time of the window in which the host was in no named range.
+
+        This is the work of the thread that takes the steps. It is None if the trace has no steps,
+        or if a GPU did the work, because the host's time then does not say where the time goes.
+        """
+        step_markers = self._has_name(
+            EventKind.RANGE, [name.startswith(STEP) for name in self.names]
+        )
+        if self.devices or not step_markers.any():
+            return None
+        named = self._has_name(
+            EventKind.RANGE, [metric(EventKind.RANGE, name) is not None for name in self.names]
+        )
+        on_thread = np.isin(self.thread, self.thread[step_markers])
+        named_ns = covered(*self._clipped(named & on_thread)[:2])
+        return (self.close - self.open - named_ns) / 1e9
+
     def _counted_at(self) -> np.ndarray:
         """Return the time (N,) by which each event counts.
 

@@ -31,6 +31,7 @@ from multicard.observe.profiles.events import (
     Trace,
     metric,
 )
+from multicard.observe.profiles.trace_files import trace_files
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import (
     ProfileCopies,
@@ -42,8 +43,8 @@ from multicard.records.schema_parts import (
 )
 
 GROUPS = ("derived", "phase", "api", "copy", "collective", "kernel", "annotation")
+OTHER = "other work"  # The row of time on the host that no phase and no annotation names.
 LONG_GROUPS = ("kernel", "annotation")  # Groups with a row for each name that occurred.
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep")
 SQLITE_MAGIC = b"SQLite format 3\0"
 GZIP_MAGIC = b"\x1f\x8b"
 # Matches rank3, worker3_step_12 and trace_r03.
@@ -116,7 +117,7 @@ def read_profile(paths: Sequence[Path]) -> Profile:
     """
     by_source: dict[str, list[Trace]] = {}
     with tempfile.TemporaryDirectory(prefix="multicard-profiling-") as scratch:
-        for path in _files(paths):
+        for path in trace_files(paths):
             for source, trace in _traces(path, Path(scratch)):
                 by_source.setdefault(source, []).append(trace)
     if len(by_source) > 1:
@@ -133,29 +134,6 @@ def read_profile(paths: Sequence[Path]) -> Profile:
     return profile_of_traces(
         source, _with_ranks(traces), kineto.NOT_RECORDED if source == "kineto" else ()
     )
-
-
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    for path in paths:
-        if not path.exists():
-            raise Refusal("trace.no-file", f"{path}: no such file", file=str(path))
-        if not path.is_dir():
-            yield path
-            continue
-        files = [file for file in path.iterdir() if file.name.endswith(SUFFIXES) and file.is_file()]
-        # nsys leaves the export next to the report.
-        files = [
-            file
-            for file in files
-            if file.suffix != ".nsys-rep" or file.with_suffix(".sqlite") not in files
-        ]
-        if not files:
-            raise Refusal(
-                "trace.none-in-folder",
-                f"{path}: has no trace in this folder (*{', *'.join(SUFFIXES)})",
-                folder=str(path),
-            )
-        yield from sorted(files)
 
 
 def _traces(path: Path, scratch: Path) -> Iterator[tuple[str, Trace]]:
@@ -272,6 +250,8 @@ def _rank_rows(
                     event_metric.detail,
                 )
             )
+    if (unnamed_s := events.unnamed_s()) is not None:
+        rows.append(ProfileRow(rank, "phase", OTHER, None, unnamed_s, 0.0))
     rows = _sum_by_metric(rank, rows, events.window_s)
     return _sum_by_metric(
         rank, [*_derived_rows(rank, events, derived, rows), *rows], events.window_s
