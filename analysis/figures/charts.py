@@ -64,7 +64,8 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
     }
     kinds = {"color": alt.Color, "shape": alt.Shape, "strokeDash": alt.StrokeDash}
     return {
-        name: kinds[name](field, scale=scales[name], legend=legend, **options) for name in channels
+        name: kinds[name](field=field, scale=scales[name], legend=legend, **options)
+        for name in channels
     }
 
 
