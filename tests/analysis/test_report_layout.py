@@ -1,0 +1,73 @@
+"""The layout of the page of `report` in a browser: figures with long names of settings,
+places that become narrower, and paper.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.report import page
+from tests.analysis.test_report import build
+from tests.helpers import records
+from tests.helpers.report_view import View
+
+SCREEN, PHONE = 1300, 390
+# Settings that differ in many keys, as presets do; the last one differs in its last key only.
+PRESETS: tuple[dict[str, Any], ...] = (
+    {"precision": "fp32", "loader": "torch", "batch_size": 16, "lr": 0.1, "strategy": "ddp"},
+    {"precision": "bf16", "loader": "batched", "batch_size": 32, "lr": 0.25, "strategy": "ddp_ds"},
+    {"precision": "bf16", "loader": "batched", "batch_size": 32, "lr": 0.25, "strategy": "ddp_rr"},
+)
+KEPT_SHARE = 0.6  # The least share of a figure's place that its chart keeps beside a legend.
+LABELS = ".drawing .role-legend-label text, .drawing .role-title text, .drawing .role-header text"
+CHART_WIDTHS = """all => all.map(place => Math.max(
+    ...[...place.querySelectorAll(".cell > g > path.background")].map(
+        each => each.getBoundingClientRect().width)) / place.clientWidth)"""
+DRAWN_WIDTHS = """all => all.map(place => [
+    place.querySelector("svg").getBoundingClientRect().width,
+    place.querySelector("svg").width.baseVal.value,
+    place.clientWidth])"""
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of presets on one and on two GPUs."""
+    folder = tmp_path_factory.mktemp("runs")
+    for index, preset in enumerate(PRESETS):
+        for gpus in (1, 2):
+            total_s = (100.0 + 20 * index) / gpus**0.9
+            record = records.vision(gpus=gpus, total_s=total_s, **preset)
+            records.write(folder / f"{index}-{gpus}", record | records.accurate(0.9 + index / 100))
+    page.write(folder / "report.html", build(folder))
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [SCREEN, PHONE])
+def test_long_names_of_settings_are_whole_and_leave_charts_most_of_their_place(
+    browser: Any, report: Path, width: int
+):
+    view = View(browser, report, width)
+    view.draw_all()
+    labels = view.page.eval_on_selector_all(LABELS, "all => all.map(each => each.textContent)")
+    assert any("ddp_rr" in label for label in labels)
+    assert not any("…" in label for label in labels)
+    shares = view.page.eval_on_selector_all("[data-plot=trade_off]", CHART_WIDTHS)
+    assert min(shares) >= KEPT_SHARE
+    view.sound()
+
+
+def test_no_figure_is_cut_in_a_place_that_becomes_narrower(browser: Any, report: Path):
+    view = View(browser, report)
+    view.draw_all()
+    view.page.evaluate("document.querySelector('main').style.width = '900px'")
+    # Before they are drawn again, they are scaled.
+    for shown, _, room in view.page.eval_on_selector_all(".drawing", DRAWN_WIDTHS):
+        assert shown <= room
+    view.until(
+        lambda: all(
+            drawn <= room
+            for _, drawn, room in view.page.eval_on_selector_all(".drawing", DRAWN_WIDTHS)
+        )
+    )
+    view.sound()
