@@ -2,6 +2,8 @@
 places that become narrower, and paper.
 """
 
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,36 @@ def test_no_figure_is_cut_in_a_place_that_becomes_narrower(browser: Any, report:
         )
     )
     view.sound()
+
+
+def test_without_a_chart_the_answer_takes_its_whole_place(browser: Any, tmp_path: Path):
+    """A single setting has no trade-off."""
+    records.write(tmp_path / "0", records.vision())
+    page.write(tmp_path / "report.html", build(tmp_path))
+    view = View(browser, tmp_path / "report.html")
+    words, card = (
+        view.page.locator(place).bounding_box()["width"]
+        for place in (".recommendation .words", ".recommendation")
+    )
+    assert words > 0.9 * card
+    view.sound()
+
+
+def test_paper_begins_with_the_answer_and_has_no_control_to_choose(
+    browser: Any, report: Path, tmp_path: Path
+):
+    view = View(browser, report)
+    view.draw_all()
+    assert view.page.locator(".chooser").count() == 1
+    footer = view.page.inner_text("footer").split()
+    view.page.pdf(path=tmp_path / "report.pdf", format="A4", print_background=True)
+    view.page.emulate_media(media="print")
+    assert not view.page.locator(".chooser").is_visible()
+    view.sound()
+    if shutil.which("pdftotext") is None:
+        pytest.skip("no pdftotext is installed")
+    command = ["pdftotext", "report.pdf", "-"]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, *_, last = printed.stdout.rstrip("\f").split("\f")
+    assert "strategy=ddp" in first
+    assert len(last.split()) > len(footer)
