@@ -18,7 +18,7 @@ from ..commands.best import rankings
 from ..commands.ranking import Ranking
 from ..experiments import Experiment, Panel
 from ..figures import captions, draw
-from ..figures.effect_charts import TIME, UNREPEATED, what_matters
+from ..figures.effect_charts import TIME, what_matters
 from ..figures.setting_charts import efficiency, losses, phases
 from ..figures.trade_off_chart import trade_off_of
 from ..figures.vega import numbered
@@ -163,8 +163,7 @@ def effects_section(rankings: Sequence[Ranking]) -> Section:
         for found_together in effects.interactions:
             text = f"It depends: {found_together}."
             blocks.append(Paragraph(Message("report.gain-depends", text, reason=found_together)))
-        if not effects.is_repeated:
-            blocks.append(Paragraph(f"{UNREPEATED}."))
+        blocks += [Paragraph(f"{note}.") for note in effects.noise_notes]
         if effects.measure == TIME and effects.doubts:
             text = f"Other causes than the settings: {'; '.join(effects.doubts)}."
             blocks.append(Paragraph(Message("report.effects-doubted", text, doubts=effects.doubts)))
