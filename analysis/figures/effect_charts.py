@@ -32,7 +32,7 @@ from ..stats.intervals import faster
 from . import captions
 from .charts import LINE_BREAK, WIDTH
 from .setting_groups import MAX_SERIES, SettingGroup
-from .vega import Chart, layered, numbered
+from .vega import FAINT, Chart, layered, numbered
 
 ROW_HEIGHT = 48  # The height of a bar and its name of three lines, in points.
 TIME = "total_s"
@@ -298,7 +298,7 @@ class WorkEffects:
             labelPadding=6,
             labelOffset=-9,
         )
-        opacity = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
+        opacity = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(FAINT))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
         largest_tick = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
         ticks = [1 / largest_tick, 1, largest_tick] if self.measure == TIME else alt.Undefined

@@ -27,6 +27,7 @@ FORMATS = ("svg", "pdf", "png")
 PNG_SCALE = 2.0  # Pixels per point.
 LETTER_POINTS = 5.6  # The mean width of a letter in the lines above and below a chart.
 DATA_NAME = "rows"  # The name of every chart's data set.
+FAINT = 0.55  # The opacity of marks that matter less. They are still seen, also on a dark page.
 PATH_SIGNS = re.compile(r"[\\.\[\]]")  # They lead into an object in the name of a field.
 
 # The colors of Okabe and Ito (2008). Yellow and black are left out, because a white or a dark page

@@ -7,8 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from analysis.figures import vega
 from analysis.report import page
 from tests.analysis.test_report import build
 from tests.helpers import records
@@ -106,3 +108,22 @@ def test_paper_begins_with_the_answer_and_has_no_control_to_choose(
     first, *_, last = printed.stdout.rstrip("\f").split("\f")
     assert "strategy=ddp" in first
     assert len(last.split()) > len(footer)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "card", "least"), [("light", "#ffffff", 1.5), ("dark", "#1c2026", 2.0)]
+)
+def test_faint_marks_are_seen_on_either_page(scheme: str, card: str, least: float):
+    """By their contrast with the page's cards, as WCAG 2 defines it."""
+
+    def channels(color: str) -> Any:
+        return np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+
+    def luminance(color: Any) -> float:
+        return float(np.dot((0.2126, 0.7152, 0.0722), ((color + 0.055) / 1.055) ** 2.4))
+
+    assert card in (Path(page.FOLDER) / "page.css").read_text()
+    for color in vega.SERIES_COLORS[scheme]:
+        mixed = vega.FAINT * channels(color) + (1 - vega.FAINT) * channels(card)
+        low, high = sorted(map(luminance, (mixed, channels(card))))
+        assert (high + 0.05) / (low + 0.05) > least, color
