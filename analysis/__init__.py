@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from multicard.sweep.command import Conclusion
 
-MAX_ANSWERS = 3  # The most workloads that get an answer at the end of a sweep.
-
 
 def conclusion(folders: Sequence[Path]) -> "Conclusion":
     """Return the last lines of a sweep: what to run, how to train it, and how to open the page.
@@ -27,7 +25,7 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     from multicard.sweep.command import Conclusion
 
     from . import training_command
-    from .answers import answers, recommended_runs
+    from .answers import MAX_ANSWERS, answers, recommended_runs, sentences_of
     from .runs import load
 
     shown_answers = [
@@ -35,10 +33,6 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
         for answer in answers(load.read(folders).runs)
         if len(answer.ranking.settings) > 1 or answer.ranking.lengths
     ][:MAX_ANSWERS]
-    sentences = [
-        f"{answer.work}: {answer.sentence}" if len(shown_answers) > 1 else answer.sentence
-        for answer in shown_answers
-    ]
     waiting_lines = [answer.waits.sentence for answer in shown_answers if answer.waits is not None][
         :1
     ]
@@ -47,7 +41,9 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
         description = training_command.description(shown_answers[0].best.runs[0]["kind"])
         training_lines = [f"{shown_answers[0].training.command}   # {description}"]
     width = text_table.terminal_width()
-    bold_lines = [Text(line, "bold") for line in text_table.folded(sentences, width)]
+    bold_lines = [
+        Text(line, "bold") for line in text_table.folded(sentences_of(shown_answers), width)
+    ]
     plain_lines = text_table.folded(waiting_lines, width)
     folder = shlex.quote(link(folders[0].parent).plain)
     report_line = f"{typed('-m analysis')} report {folder}   # the page"

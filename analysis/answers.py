@@ -26,6 +26,7 @@ from .runs.grouping import MEMORY, of_setting
 from .runs.load import Run
 
 MAX_ALTERNATIVES = 3  # The most alternatives that are named.
+MAX_ANSWERS = 3  # The most workloads whose answers are printed after a sweep or a report.
 # The codes of the leads that recommend a setting.
 RECOMMENDING_CODES = {"answer.run", "answer.as-good", "answer.keep", "answer.only-one"}
 
@@ -249,6 +250,14 @@ def sentences(ranking: Ranking) -> RankingSummary:
     if answer.training is not None:
         lines.append(answer.training.sentence)
     return RankingSummary(lines, answer.recommended)
+
+
+def sentences_of(answers_shown: Sequence[Answer]) -> list[str]:
+    """Return the sentence of each answer; among several, each names its workload."""
+    return [
+        f"{answer.work}: {answer.sentence}" if len(answers_shown) > 1 else answer.sentence
+        for answer in answers_shown
+    ]
 
 
 def recommended_runs(answers_shown: Sequence[Answer]) -> list[Run]:

@@ -37,6 +37,12 @@ END_BESIDE_PAPER = (
 )
 MAX_LETTERS = 38  # The most letters in a line of a chart's heading.
 LINE_BREAK = " | "  # It separates the lines of a chart's heading.
+LABEL_LETTERS = 48  # The most letters in a line that names a setting; a phone is as wide.
+# Breaks the labels of a legend, in which the end may be what differs, between words.
+LEGEND_LABEL = (
+    f"split(trim(replace(datum.label, regexp('(.{{1,{LABEL_LETTERS}}})( +|$)', 'g'), '$1\\n')),"
+    " '\\n')"
+)
 MAX_LARGE_POINTS = 25  # With more values along x, points are smaller.
 # The mark of a run that did not end ok.
 CROSS_MARK = {"shape": "M-1,-1L1,1M1,-1L-1,1", "size": 40, "strokeWidth": 2, "opacity": 1}
@@ -56,7 +62,7 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
     if not order:
         return {}
     options = {"type": "nominal", "title": None, "sort": None}
-    legend = alt.Legend(symbolOpacity=1) if len(order) > 1 else None
+    legend = alt.Legend(symbolOpacity=1, labelExpr=LEGEND_LABEL) if len(order) > 1 else None
     scales = {
         "color": alt.Scale(domain=list(order)),
         "shape": cycled(order, SHAPES),
@@ -64,7 +70,8 @@ def by_series(order: Sequence[str], *channels: str, field: str = SERIES) -> Enco
     }
     kinds = {"color": alt.Color, "shape": alt.Shape, "strokeDash": alt.StrokeDash}
     return {
-        name: kinds[name](field, scale=scales[name], legend=legend, **options) for name in channels
+        name: kinds[name](field=field, scale=scales[name], legend=legend, **options)
+        for name in channels
     }
 
 
@@ -112,11 +119,11 @@ def with_drawn_values(
     return drawn_rows
 
 
-def heading(*lines: str) -> str:
-    """Join the lines of a chart's heading; lines wider than a chart are broken."""
+def heading(*lines: str, letters: int = MAX_LETTERS) -> str:
+    """Join the lines of a chart's heading; lines of more letters than a chart's are broken."""
     parts = []
     for line in lines:
-        parts.extend(textwrap.wrap(line, MAX_LETTERS))
+        parts.extend(textwrap.wrap(line, letters))
     return LINE_BREAK.join(parts)
 
 

@@ -6,15 +6,19 @@ Each axis has a bar for its best level.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any
 
 import altair as alt
 
 from multicard import workloads
+from multicard.config import schema
+from multicard.config.roles import Role
+from multicard.measure import formulas
 from multicard.measure.repeated_runs import MARGIN
 from multicard.messages import Message
+from multicard.records.comparable import DOUBTFUL
 
 from ..commands.best import known_rankings
 from ..commands.ranking import RankedSetting, Ranking
@@ -22,12 +26,13 @@ from ..runs import circumstances, grouping, quality, works
 from ..runs.grouping import ACCURACY, HELD_OUT, of_setting
 from ..runs.load import Run
 from ..stats import effects
-from ..stats.between_runs import REMEDY
+from ..stats.between_runs import REMEDY, accuracy_over_answers
 from ..stats.effects import Effect, Interaction, Point
 from ..stats.intervals import faster
+from . import captions
 from .charts import LINE_BREAK, WIDTH
 from .setting_groups import MAX_SERIES, SettingGroup
-from .vega import Chart, layered, numbered
+from .vega import FAINT, Chart, layered, numbered
 
 ROW_HEIGHT = 48  # The height of a bar and its name of three lines, in points.
 TIME = "total_s"
@@ -51,6 +56,11 @@ UNREPEATED = Message(
     "Nothing was repeated: the noise of times is what is usual for such machines and how a"
     f" gain differs between pairs; {REMEDY}",
     remedy=REMEDY,
+)
+UNREPEATED_ACCURACIES = Message(
+    "figure.effects-unrepeated-accuracies",
+    "No seed was repeated: the noise of accuracies is that of the tested answers and how a gain"
+    " differs between pairs; `seed=0,1,2` shows how seeds differ",
 )
 
 
@@ -79,13 +89,11 @@ class WorkEffects:
                 counting_runs = grouping.counting(setting.runs, column)
                 n = len(counting_runs if is_time else grouping.by_seed(counting_runs))
                 spread = spreads.of(counting_runs)
-                usual = None if is_accuracy or spread.repetitions else spread
+                usual = None if spread.repetitions else spread
+                answers = partial(accuracy_over_answers, counting_runs) if is_accuracy else None
                 rows = repeated.held_out.of(setting.runs) if self.measure == HELD_OUT else None
-                points_found.append(
-                    Point(
-                        levels, value if is_accuracy else -math.log(value), n, spread, usual, rows
-                    )
-                )
+                figure = value if is_accuracy else -math.log(value)
+                points_found.append(Point(levels, figure, n, spread, usual, rows, answers))
         return points_found
 
     @property
@@ -107,6 +115,13 @@ class WorkEffects:
     @property
     def is_repeated(self) -> bool:
         return all(point.spread.repetitions for point in self.points)
+
+    @property
+    def noise_notes(self) -> list[Message]:
+        """Say what noise is, if nothing was repeated."""
+        if self.is_repeated:
+            return []
+        return [UNREPEATED_ACCURACIES if self.measure == ACCURACY else UNREPEATED]
 
     @cached_property
     def by_axis(self) -> list[list[Effect]]:
@@ -194,8 +209,19 @@ class WorkEffects:
             f" {grouping.typed(effect.base)}"
         )
 
+    def signs(self, effect: Effect) -> str:
+        """Return the sign of an effect if a pair of it has a speed-up that is hardly possible."""
+        levels = effect.level, effect.base
+        is_of_ranks = effect.axis in schema.keys(Role.ranks) and grouping.is_numeric(levels)
+        if self.measure != TIME or not is_of_ranks:
+            return ""
+        ratio = effect.level / effect.base
+        most = formulas.DOUBTFUL_EFFICIENCY * max(ratio, 1 / ratio)
+        speed_ups = [math.exp(gain if ratio > 1 else -gain) for gain in effect.pairs]
+        return DOUBTFUL if max(speed_ups) > most else ""
+
     def gain(self, effect: Effect) -> str:
-        """Write a gain with its interval: "1.33x faster (1.25x to 1.41x)"."""
+        """Write a gain with its interval and its sign: "1.33x faster (1.25x to 1.41x)"."""
         gain = effect.gain
         bounds = [end for end in (effect.gain.low, effect.gain.high) if end is not None]
         unclear_text = (
@@ -216,7 +242,7 @@ class WorkEffects:
         shown = (
             self._gain_text(gain.estimate) if gain.excludes_zero or not end_texts else unclear_text
         )
-        return f"{shown} ({interval})"
+        return f"{shown}{self.signs(effect)} ({interval})"
 
     def _gain_text(self, gain: float) -> str:
         if self.measure == ACCURACY:
@@ -241,6 +267,7 @@ class WorkEffects:
                     "change": self.change(best),
                     "gain": self.gain(best),
                     "pairs": best.blocks,
+                    "signs": self.signs(best),
                     "told": best.gain.excludes_zero,
                 }
                 | {
@@ -271,7 +298,7 @@ class WorkEffects:
             labelPadding=6,
             labelOffset=-9,
         )
-        opacity = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(0.35))
+        opacity = alt.when("datum.told").then(alt.value(1)).otherwise(alt.value(FAINT))
         colour = alt.Color("series:N", scale=alt.Scale(domain=["+", "-"]), legend=None)
         largest_tick = max((tick for tick in TICKS if tick <= unit(reach)), default=1.0)
         ticks = [1 / largest_tick, 1, largest_tick] if self.measure == TIME else alt.Undefined
@@ -288,11 +315,8 @@ class WorkEffects:
             .encode(x="low:Q", x2="high:Q")
         )
         chart = layered([zero, bars, rules], WIDTH, ROW_HEIGHT * len(rows))
-        notes = (
-            [EFFECTS_NOTE, *self.interactions]
-            if self.is_repeated
-            else [EFFECTS_NOTE, UNREPEATED, *self.interactions]
-        )
+        notes = [EFFECTS_NOTE, *self.noise_notes, *self.interactions]
+        notes += [captions.DOUBTFUL_NOTE] if any(row["signs"] for row in rows) else []
         notes += self.doubts if self.measure == TIME else []
         title = f"What each setting gains in {MEASURE_NAMES[self.measure]}, all else equal"
         timed_runs = (

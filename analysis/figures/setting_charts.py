@@ -21,9 +21,11 @@ from ..runs.load import Run
 from . import captions, chart_data
 from .chart_data import IDEAL, MEASURED, Row
 from .charts import (
+    LABEL_LETTERS,
     SERIES,
     WIDTH,
     facets,
+    heading,
     tooltips,
 )
 from .experiment_charts import CURVES, loss_gaps
@@ -120,7 +122,9 @@ def phases(runs: Sequence[Run]) -> list[Chart]:
             sum(row["mean"] for row in rows if row[SERIES] == label) for label in group.settings
         )
         unit = captions.unit("step_s", longest_s)
-        rows = [row | {"shown": row["mean"] / unit.divisor, "chart": row[SERIES]} for row in rows]
+        for row in rows:
+            row["shown"] = row["mean"] / unit.divisor
+            row["chart"] = heading(row[SERIES], letters=LABEL_LETTERS)
         known_phases = [
             phase for phase in STEP_PHASES if any(row["phase"] == phase for row in rows)
         ]

@@ -34,7 +34,7 @@ from .charts import (
     y_axis,
 )
 from .setting_groups import MAX_SERIES, SettingGroup
-from .vega import Chart, escaped, numbered
+from .vega import FAINT, Chart, escaped, numbered
 
 # Points that others measured are left out if they take longer than this multiple of the slowest
 # setting, because they would squeeze the chart.
@@ -248,7 +248,7 @@ def _trade_off_layers(encodings: dict[str, Any], title: str, is_shared: bool) ->
     ]
     chosen_points = alt.selection_point(CHOSEN_SELECTION, fields=[SERIES], toggle="event.shiftKey")
     size = alt.when(chosen_points, empty=False).then(alt.value(220)).otherwise(alt.value(60))
-    opacity = alt.when("datum.faint").then(alt.value(0.35)).otherwise(alt.value(0.95))
+    opacity = alt.when("datum.faint").then(alt.value(FAINT)).otherwise(alt.value(0.95))
     own_points = filtered(base, MEASURED) if is_shared else base
     dots = own_points.mark_point(filled=True, cursor="pointer").encode(
         **encodings, tooltip=columns, size=size, opacity=opacity

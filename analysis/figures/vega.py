@@ -5,6 +5,7 @@ figure light or dark. Series differ in shape or dash, and bars in lightness, so 
 distinguished in print.
 """
 
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ FORMATS = ("svg", "pdf", "png")
 PNG_SCALE = 2.0  # Pixels per point.
 LETTER_POINTS = 5.6  # The mean width of a letter in the lines above and below a chart.
 DATA_NAME = "rows"  # The name of every chart's data set.
+FAINT = 0.55  # The opacity of marks that matter less. They are still seen, also on a dark page.
+PATH_SIGNS = re.compile(r"[\\.\[\]]")  # They lead into an object in the name of a field.
 
 # The colors of Okabe and Ito (2008). Yellow and black are left out, because a white or a dark page
 # would swallow them; Tol's wine is added. The first four also differ in lightness, so that bars can
@@ -216,8 +219,8 @@ def layered(layers: Sequence[alt.Chart], width: int, height: int) -> Spec:
 
 
 def escaped(column: str) -> str:
-    """Escape a column's name for Vega-Lite, in which a dot would lead into an object."""
-    return column.replace(".", "\\.")
+    """Escape a column's name for Vega-Lite, in which dots and brackets lead into an object."""
+    return PATH_SIGNS.sub(r"\\\g<0>", column)
 
 
 def numbered(name: str, index: int) -> str:

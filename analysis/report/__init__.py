@@ -15,7 +15,7 @@ from multicard.records import limits
 from multicard.records.text_table import first_few
 
 from .. import claims, experiments
-from ..answers import answers, recommended_runs
+from ..answers import MAX_ANSWERS, Answer, answers, recommended_runs, sentences_of
 from ..figures import vega
 from ..runs import details, grouping, load
 from ..runs.load import FoundRuns
@@ -60,7 +60,7 @@ def write(
     written = Message(
         "report.written", text, file=str(path), summary=report.summary, size_bytes=size_bytes
     )
-    return "\n".join(filter(None, [report.answer, written]))
+    return "\n".join([*report.answer, written])
 
 
 def watched_report(
@@ -118,8 +118,15 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
         {limits.sign(limit.code): _mark_name(limit.code) for limit in all_limits},
         [section for section in all_sections if section.blocks],
         {name: vega.theme(name) for name in ("light", "dark")},
-        all_answers[0].sentence if all_answers else "",
+        _answer_lines(all_answers),
     )
+
+
+def _answer_lines(all_answers: Sequence[Answer]) -> list[str]:
+    """Return what to run for the last workloads, and how many others there are."""
+    lines = sentences_of(all_answers)[:MAX_ANSWERS]
+    unshown = len(all_answers) - len(lines)
+    return [*lines, sections.more_workloads(unshown)] if unshown else lines
 
 
 def report_without_runs(title: str, summary: str, report_sections: Sequence[Section]) -> Report:

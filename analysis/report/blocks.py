@@ -137,7 +137,7 @@ class Report:
     legend: the meaning of each sign.
     mark_names: the words that are shown in place of each sign.
     themes: Vega's configuration for a `light` and a `dark` page.
-    answer: what to run, in a sentence; empty if nothing is recommended.
+    answer: what to run, in a sentence for each of the last workloads; empty if there is none.
     """
 
     title: str
@@ -148,7 +148,7 @@ class Report:
     mark_names: Mapping[str, str]
     sections: Sequence[Section]
     themes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    answer: str = ""
+    answer: Sequence[str] = ()
 
     def blocks(self) -> Iterator[Block]:
         """Every block, including those that are folded away."""

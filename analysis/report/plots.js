@@ -1,12 +1,15 @@
 // Figures: Vega draws each as SVG when it comes near the window, the others while the browser is idle, so that a saved page has
 // them, and all of them, light, before the page is printed. Its
 // expressions are interpreted (ast), since the page forbids eval. A figure that is wider than its place is drawn again
-// with narrower charts: letters keep their size.
+// with narrower charts, and with its legend below them if it would take much of their width: letters keep their size.
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const NARROW = 600; // In a window of fewer pixels, charts stand below each other.
 const MOST_TRIES = 5; // The most attempts to make a figure fit.
-const LEAST_FACTOR = 0.2; // The smallest factor for the width of charts. If a figure still does not fit, it is scrolled.
+const SCROLLBAR = 20; // In pixels. A place that changes by less, as when a scrollbar comes, keeps its figure, which is scaled.
+const LEAST_FACTOR = 0.2; // The smallest factor for the width of charts. If a figure still does not fit, it is scaled.
+const LEAST_BESIDE = 0.8; // Charts that a legend beside them makes narrower than this have it below.
+const LEGEND_WIDTH = 300; // In pixels, of a column of a legend below charts, whose lines are broken (LABEL_LETTERS).
 const DRAWN = ["chart", "shown", "shown_low", "shown_high", "least", "most"]; // Fields of rows that are not data.
 const ERRORS = 1; // Vega logs only errors. It would warn of a bound that no row has.
 const OPTIONS = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, logLevel: ERRORS };
@@ -17,6 +20,15 @@ function adapted(chart, factor, isNarrow) {
   const inner = spec ?? chart;
   const narrower = { ...inner, width: Math.floor(inner.width * factor) };
   return spec ? { ...facet, columns: isNarrow ? 1 : columns, spec: narrower } : narrower;
+}
+
+// Return the theme with legends below the charts, in as many columns as have room.
+function withLegendBelow(theme, room, isNarrow) {
+  const width = Math.min(room, window.innerWidth);
+  const columns = Math.max(1, Math.floor(width / LEGEND_WIDTH));
+  const layout = { bottom: { anchor: "start", direction: "vertical", margin: 6 } };
+  const legend = { ...theme.legend, orient: "bottom", direction: "vertical", columns, labelLimit: width / columns - 25, layout };
+  return { ...theme, legend, header: isNarrow ? { ...theme.header, labelLimit: width - 50 } : theme.header };
 }
 
 // Return the factor at which a figure fits. The width grows linearly with the factor, so two drawings give the slope.
@@ -57,22 +69,19 @@ class Plot {
   }
 
   async draw(theme = dark.matches ? "dark" : "light") {
-    const room = this.room || Infinity;
+    const room = Math.abs(this.room - this.drawnRoom) < SCROLLBAR ? this.drawnRoom : this.room || Infinity;
     const drawing = `${theme} ${room}`;
     if (this.drawn === drawing) return;
     this.drawn = drawing;
+    this.drawnRoom = room;
     const isNarrow = window.innerWidth < NARROW;
-    const config = { ...data.themes[theme] };
-    if (isNarrow) {
-      const labelLimit = Math.min(room, window.innerWidth) - 110;
-      const layout = { bottom: { anchor: "start", direction: "vertical", margin: 6 } };
-      config.legend = { ...config.legend, orient: "bottom", direction: "vertical", columns: 1, labelLimit, layout };
-      config.header = { ...config.header, labelLimit: labelLimit + 60 };
-    }
-    const sizes = [];
+    let isBelow = isNarrow;
+    let sizes = [];
     for (let factor = 1; sizes.length < MOST_TRIES; factor = nextFactor(sizes, room)) {
+      if (!isBelow && factor < LEAST_BESIDE) [isBelow, sizes, factor] = [true, [], 1];
       this.view?.finalize();
       const spec = { ...adapted(this.packed.spec, factor, isNarrow), data: { values: structuredClone(this.rows) } };
+      const config = isBelow ? withLegendBelow(data.themes[theme], room, isNarrow) : data.themes[theme];
       this.view = (await window.vegaEmbed(this.place, spec, { ...OPTIONS, config })).view;
       if (this.drawn !== drawing) return; // Meanwhile, another theme or width was requested.
       if (this.packed.one_at_a_time) this.view.addDataListener("chosen_store", (_, points) => this.choose(points));
@@ -81,7 +90,6 @@ class Plot {
       sizes.push([factor, svg.width.baseVal.value]);
       if (sizes.at(-1)[1] <= room || factor === LEAST_FACTOR) break;
     }
-    this.place.tabIndex = this.place.scrollWidth > this.place.clientWidth ? 0 : -1; // With this, the keyboard can scroll it.
     this.place.classList.add("done");
   }
 
@@ -110,10 +118,11 @@ function drawRest() {
 window.addEventListener("load", () => whenIdle(drawRest));
 dark.addEventListener("change", redraw);
 let resized;
-window.addEventListener("resize", () => {
+const widths = new ResizeObserver(() => {
   clearTimeout(resized);
   resized = setTimeout(redraw, 200);
 });
+plots.forEach((plot) => widths.observe(plot.place.parentElement));
 
 // Vega draws in microtasks, which end before the browser lays out the printed page.
 window.addEventListener("beforeprint", () => {

@@ -18,7 +18,7 @@ from ..commands.best import rankings
 from ..commands.ranking import Ranking
 from ..experiments import Experiment, Panel
 from ..figures import captions, draw
-from ..figures.effect_charts import TIME, UNREPEATED, what_matters
+from ..figures.effect_charts import TIME, what_matters
 from ..figures.setting_charts import efficiency, losses, phases
 from ..figures.trade_off_chart import trade_off_of
 from ..figures.vega import numbered
@@ -59,12 +59,15 @@ def answers_section(answers: Sequence[Answer], runs: Sequence[Run]) -> Section:
         other_blocks: list[Block] = [*recommendations[1:]]
         unshown = len(answers) - len(recommendations)
         if unshown > 0:
-            text = f"{unshown} more: `{typed('-m analysis')} best`"
-            other_blocks.append(
-                Paragraph(Message("report.more-workloads", text, workloads=unshown), quiet=True)
-            )
+            other_blocks.append(Paragraph(more_workloads(unshown), quiet=True))
         blocks.append(Fold(count(len(answers) - 1, "other workload"), other_blocks))
     return Section("answers", "What to run", "", blocks)
+
+
+def more_workloads(unshown: int) -> Message:
+    """Say which command shows the workloads that have no answer here."""
+    text = f"{count(unshown, 'more workload')}: `{typed('-m analysis')} best`"
+    return Message("report.more-workloads", text, workloads=unshown)
 
 
 def _nothing_recommended(runs: Sequence[Run]) -> Message:
@@ -163,8 +166,7 @@ def effects_section(rankings: Sequence[Ranking]) -> Section:
         for found_together in effects.interactions:
             text = f"It depends: {found_together}."
             blocks.append(Paragraph(Message("report.gain-depends", text, reason=found_together)))
-        if not effects.is_repeated:
-            blocks.append(Paragraph(f"{UNREPEATED}."))
+        blocks += [Paragraph(f"{note}.") for note in effects.noise_notes]
         if effects.measure == TIME and effects.doubts:
             text = f"Other causes than the settings: {'; '.join(effects.doubts)}."
             blocks.append(Paragraph(Message("report.effects-doubted", text, doubts=effects.doubts)))
@@ -214,8 +216,11 @@ def papers_section(
 ) -> Section:
     """Show the first panel of each experiment with runs, the claims, and commands for the rest.
 
-    If the runs belong to no experiment, the section is folded under one line.
+    If the runs belong to no experiment, the section is folded under one line. If the papers measure
+    no such runs, it is empty.
     """
+    if {run["kind"] for run in runs}.isdisjoint(experiment.kind for experiment, _ in panels):
+        return Section("papers", "Compared with the papers", QUESTION_OF_PAPERS, [])
     blocks = []
     for experiment, measured_panels in panels:
         if measured_panels:

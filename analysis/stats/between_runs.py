@@ -280,7 +280,7 @@ class RepeatedRuns:
 
         Chance is to always answer the most frequent class.
         """
-        low = None if of_setting(runs, ACCURACY) is None else _accuracy_over_answers(runs).low
+        low = None if of_setting(runs, ACCURACY) is None else accuracy_over_answers(runs).low
         # Early records lack the accuracy by chance.
         return low is not None and low <= (of_setting(runs, "chance_accuracy") or 0.0)
 
@@ -320,7 +320,7 @@ class RepeatedRuns:
         counts = [len(by_seed(side)) for side in (a, b)]
         assumed_terms = [Term(PRIOR_ACCURACY_SD**2 * sum(1 / count for count in counts), math.inf)]
         over_answers = intervals.difference(
-            _accuracy_over_answers(a, confidence), _accuracy_over_answers(b, confidence)
+            accuracy_over_answers(a, confidence), accuracy_over_answers(b, confidence)
         )
         low = widened(
             over_answers, variance_between(spreads, *counts) or assumed_terms, confidence
@@ -339,7 +339,7 @@ def log(value: float) -> float | None:
     return math.log(value) if 0 < value < math.inf else None
 
 
-def _accuracy_over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:
+def accuracy_over_answers(runs: Sequence[Run], confidence: float = CONFIDENCE) -> Interval:
     """Return the accuracy of a setting over the answers of one run of each seed."""
     first_runs = [seed_runs[0] for seed_runs in by_seed(runs)]
     return intervals.of_answers(

@@ -12,11 +12,12 @@ interactions count as noise. The variance that is usual for the kind of machine 
 as in the comparison of single runs.
 
 Losses on held-out rows are compared row by row (`analysis.stats.held_out`), so the variance of a
-contrast over the rows is added.
+contrast over the rows is added. Intervals of accuracies are widened by those over the tested
+answers, as in the comparison of two settings.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 from typing import Any
@@ -25,8 +26,9 @@ import numpy as np
 
 from multicard.measure.repeated_runs import MOST_LOG, Spread, Term, combined, student_quantile
 
+from .between_runs import widened
 from .held_out import ScoredRows, variance_over_rows
-from .intervals import Interval, bonferroni
+from .intervals import Interval, bonferroni, weighted_sum
 
 Levels = Mapping[str, Any]  # The level of each axis.
 
@@ -39,6 +41,8 @@ class Point:
     spread: how runs differ, on that scale.
     usual: the spread that is usual on such machines before any run was repeated; None if unknown.
     rows: the held-out rows, if the value is -log of their loss. All points have the same rows.
+    answers: if the value is an accuracy, returns its interval over the tested answers at a
+        confidence.
     """
 
     levels: Levels
@@ -47,6 +51,7 @@ class Point:
     spread: Spread
     usual: Spread | None = None
     rows: ScoredRows | None = None
+    answers: Callable[[float], Interval] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,18 @@ class Effect:
     """What a level of an axis gains over its base level, on the scale of the points.
 
     gain: it has no bounds if noise is unknown.
-    blocks: the number of pairs of settings that differ in this axis alone.
+    pairs: the gain of each pair of settings that differ in this axis alone.
     """
 
     axis: str
     base: Any
     level: Any
     gain: Interval
-    blocks: int
+    pairs: Sequence[float]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.pairs)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,7 @@ def main_effects(points: Sequence[Point], bases: Levels) -> list[list[Effect]]:
                 base,
                 level,
                 _contrast(_mean_weights(blocks, (-1, 1)), bonferroni(len(blocks_by_level))),
-                len(blocks),
+                [after.value - before.value for before, after in blocks],
             )
             for level, blocks in blocks_by_level.items()
         ]
@@ -184,6 +193,11 @@ def _contrast(parts: Sequence[tuple[float, Point]], confidence: float) -> Interv
         if over_rows is None:  # A single row does not show how rows differ.
             return Interval(estimate, None, None)
         terms.append(over_rows)
+    over_answers = [
+        (weight, point.answers(confidence)) for weight, point in parts if point.answers is not None
+    ]
+    if over_answers:
+        return widened(weighted_sum(over_answers), terms, confidence)
     total_variance = combined(terms)
     half = min(
         student_quantile(confidence, total_variance.degrees) * math.sqrt(total_variance.variance),

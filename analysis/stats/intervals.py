@@ -118,18 +118,30 @@ def of_answers(
     return wilson(right, int(sum(samples)), confidence)
 
 
+def weighted_sum(parts: Sequence[tuple[float, Interval]]) -> Interval:
+    """Return the sum of weight * estimate of independent estimates, from their intervals.
+
+    The method is of Zou and Donner (2008, Stat. Med. 27:1693).
+    """
+    estimate = math.fsum(weight * part.estimate for weight, part in parts)
+    basis = parts[0][1].basis
+    below = []
+    above = []
+    for weight, part in parts:
+        if part.low is None or part.high is None:
+            return Interval(estimate, None, None, basis)
+        ends = weight * (part.low - part.estimate), weight * (part.high - part.estimate)
+        below.append(min(ends))
+        above.append(max(ends))
+    return Interval(estimate, estimate - math.hypot(*below), estimate + math.hypot(*above), basis)
+
+
 def difference(first: Interval, second: Interval) -> Interval:
     """Return first - second of two independent estimates, from their intervals.
 
-    The method is of Zou and Donner (2008, Stat. Med. 27:1693). For two Wilson intervals it is
-    Newcombe's method 10 (1998, Stat. Med. 17:873).
+    For two Wilson intervals it is Newcombe's method 10 (1998, Stat. Med. 17:873).
     """
-    estimate = first.estimate - second.estimate
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return Interval(estimate, None, None, first.basis)
-    low = estimate - math.hypot(first.estimate - first.low, second.high - second.estimate)
-    high = estimate + math.hypot(first.high - first.estimate, second.estimate - second.low)
-    return Interval(estimate, low, high, first.basis)
+    return weighted_sum([(1.0, first), (-1.0, second)])
 
 
 def mean(values: Sequence[float], confidence: float = CONFIDENCE, basis: str = "") -> Interval:

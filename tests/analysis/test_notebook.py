@@ -1,6 +1,7 @@
 """`multicard.load`: runs in Python and in notebooks."""
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 import multicard
 from analysis.__main__ import main
@@ -74,6 +76,35 @@ def test_a_plot_has_a_point_for_each_run(runs: Runs, tmp_path: Path):
     for wrong in ({"y": "speed"}, {"x": "cards"}, {"y": "joules"}):
         with pytest.raises(Refusal):
             runs.plot(**wrong)
+
+
+@pytest.mark.parametrize("names", [("args.a.b", "args.c[0]"), ("args.d:N", "args.e-f")])
+def test_settings_whose_names_read_as_paths_are_drawn_under_their_names(
+    names: tuple[str, str], tmp_path: Path
+):
+    for index, values in enumerate(itertools.product(("lora", "qlora"), (3, 5, 7))):
+        record = records.script(total_s=100.0 + 9 * index)
+        axes = record["axes"] | dict(zip(names, values, strict=True))
+        records.write(tmp_path / str(index), record | {"axes": axes})
+    runs = multicard.load(tmp_path)
+    plot, trade_off = runs.plot(x=names[0].upper(), color=names[1]), runs.figure("trade_off")
+    for chart in (plot, trade_off):
+        drawn = vl_convert.vegalite_to_svg(chart.to_dict())
+        written = " ".join(re.findall(r">([^<>]+)</text>", drawn)).split()
+        assert {"lora", "qlora", "3", "5", "7"} <= {*written} and "undefined" not in written
+
+
+def test_labels_of_a_plot_stand_clear_of_each_other(tmp_path: Path):
+    angles = []
+    for length in (4, 40):
+        for index in range(6):
+            record = records.script(total_s=100.0 + 9 * index)
+            axes = record["axes"] | {"args.method": str(index) * length}
+            records.write(tmp_path / str(length) / str(index), record | {"axes": axes})
+        plot = multicard.load(tmp_path / str(length)).plot().to_dict()
+        angles.append(plot["encoding"]["x"]["axis"]["labelAngle"])
+        assert plot["width"] >= 300
+    assert angles[0] == 0 != angles[1]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from html import escape, unescape
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from analysis import report as analysis_report
 from analysis import rerun_commands
-from analysis.answers import answers
+from analysis.answers import MAX_ANSWERS, answers
 from analysis.commands.best import rankings
 from analysis.figures.vega import Chart
 from analysis.report import page, runs_section
@@ -374,3 +375,16 @@ def test_what_can_be_typed_is_code_and_nothing_else_is_markup(tmp_path: Path):
     evil = escape(EVIL).replace("&#x27;", "&#39;")
     shown = f"<p>{evil}; use <code>gpus=2 {evil}</code></p>"
     assert shown in text
+
+
+def test_each_workload_has_its_answer_and_scripts_are_not_compared_with_the_papers(tmp_path: Path):
+    for name, gpus in product("abcde", (1, 2)):
+        record = records.script(script=f"{name}.py", gpus=gpus, total_s=100.0 / gpus)
+        records.write(tmp_path / "scripts" / f"{name}{gpus}", record)
+    *lines, more = build(tmp_path).answer
+    assert len(lines) == MAX_ANSWERS and says(more, "report.more-workloads", workloads=2)
+    assert len({re.findall(r"\w\.py", line)[0] for line in lines}) == MAX_ANSWERS
+    for name, is_compared in (("a.py", False), ("images", True)):
+        records.write(tmp_path / name, records.script() if not is_compared else records.vision())
+        sections = [section.name for section in build(tmp_path).sections]
+        assert ("papers" in sections) == is_compared

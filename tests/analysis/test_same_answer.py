@@ -162,7 +162,7 @@ def everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Everywhere:
 def test_the_sentence_is_one_everywhere(everywhere: Everywhere):
     said = told(str(everywhere.answer.sentence))
     assert said and told(everywhere.best)[: len(said)] == said
-    assert told(everywhere.page.answer) == said
+    assert told("\n".join(everywhere.page.answer)) == said
     assert everywhere.end[: len(said)] == (
         said if len(everywhere.answer.ranking.settings) > 1 else []
     )
