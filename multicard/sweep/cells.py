@@ -20,6 +20,7 @@ from multicard.machine import devices
 from multicard.machine.slurm import Allocation
 from multicard.messages import Message, console_script, link, say
 from multicard.records import run_folder, text_table
+from multicard.records.comparable import PRESET_KEY
 from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.run import outcome, prepare
@@ -327,7 +328,8 @@ def cell_of(
         "composed": composed,
         "cfg": cfg,
     }
-    cfg.preset_overridden = presets.overridden(workload, composed.hydra.overrides.task)
+    if PRESET_KEY in cfg:  # Scripts have no presets.
+        cfg.preset_overridden = presets.overridden(workload, composed.hydra.overrides.task)
     try:
         config = prepare.typed(workload, cfg)
         if as_before.trains_on_all_rows(config, sweep):
