@@ -53,14 +53,14 @@ EFFECTS_NOTE = Message(
 )
 UNREPEATED = Message(
     "figure.effects-unrepeated",
-    "Nothing was repeated: the noise of times is what is usual for such machines and how a"
-    f" gain differs between pairs; {REMEDY}",
+    "Nothing was repeated. The intervals come from the usual noise of such machines, and from how"
+    f" a gain differs between pairs; {REMEDY}",
     remedy=REMEDY,
 )
 UNREPEATED_ACCURACIES = Message(
     "figure.effects-unrepeated-accuracies",
-    "No seed was repeated: the noise of accuracies is that of the tested answers and how a gain"
-    " differs between pairs; `seed=0,1,2` shows how seeds differ",
+    "No seed was repeated. The intervals of accuracies come from the number of tested answers, and"
+    " from how a gain differs between pairs; `seed=0,1,2` shows how seeds differ",
 )
 
 

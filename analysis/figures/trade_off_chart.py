@@ -45,8 +45,8 @@ CHOSEN_SELECTION = "chosen"  # The selection of points by which a page filters i
 MAX_NAMED = 6  # The most settings of the front that the text below the chart names.
 FRONT_NOTE = Message(
     "figure.front-numbered",
-    "Numbered: the front in time, ranks and accuracy or loss; faint: others are as good or better"
-    " in both axes",
+    "Numbered: no setting is better in time, ranks and accuracy or loss. Faint: another setting is"
+    " at least as good in both axes",
 )
 
 

@@ -180,8 +180,8 @@ def _computed_basis(config: RunConfig, target: TargetMachine, size: Facts) -> Me
             sentence += f", between {size.low} and {size.high} as the rows are not available"
     if target.device_type != "cuda":
         notes.append(
-            "counts only a rank's tensors: the record's peak memory is its process's, with Python"
-            " and libraries"
+            "only the tensors of a rank: the record's peak memory is that of the whole process,"
+            " with Python and libraries"
         )
     elif isinstance(config, LlmConfig) and (note := engines.kind_of(config).memory_note):
         notes.append(note)

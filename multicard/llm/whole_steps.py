@@ -80,7 +80,7 @@ def notices(config: LlmConfig, rows: int) -> list[Message]:
 
 def _left_out_notice(config: LlmConfig, rows: int, left_out: int, step: StepSize) -> Message:
     remedy = _remedy(config, rows, step)
-    hint = f"; `{remedy}` trains on all but 1 % or fewer" if remedy else ""
+    hint = f"; `{remedy}` leaves out at most 1 %" if remedy else ""
     return Message(
         "llm.rows-of-no-step",
         f"{left_out} of {rows} rows are not trained on in each epoch: they do not fill a step "

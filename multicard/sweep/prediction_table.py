@@ -147,10 +147,9 @@ def note_lines(rows: Sequence[PredictionRow]) -> list[str]:
         abouts = list_first(_abouts(basis, predictions))
         lines += [f"{basis}: {abouts}"] if abouts else []
     if any(row.estimate.target.hardware and not row.estimate.basis.is_own for row in rows):
-        others = ", published or not measured"
         sentence = (
-            f"to measure times that are unknown{others}, replace predict=true by `probe=true`, on"
-            " such a node"
+            "replace predict=true by `probe=true` on such a node to measure the times that are"
+            " unknown or come from other machines"
         )
         lines.append(Message("predict.probe", sentence, key="probe"))
     lines += explain_marks(prediction.marks for prediction in predictions)
