@@ -219,7 +219,8 @@ def papers_section(
     If the runs belong to no experiment, the section is folded under one line. If the papers measure
     no such runs, it is empty.
     """
-    if {run["kind"] for run in runs}.isdisjoint(experiment.kind for experiment, _ in panels):
+    kinds = {run["kind"] for run in runs}
+    if kinds and kinds.isdisjoint(experiment.kind for experiment, _ in panels):
         return Section("papers", "Compared with the papers", QUESTION_OF_PAPERS, [])
     blocks = []
     for experiment, measured_panels in panels:

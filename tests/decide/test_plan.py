@@ -431,7 +431,9 @@ def test_a_plan_is_written_in_every_form(planned: Main, tmp_path: Path):
     jobs = "a: {seconds: {1: [9, 8, 10]}, gpus: [1]}, b: {seconds: {2: 5}, after: [a]}"
     file = f"{{node: {{gpus: 2}}, slowdown: 1.0, jobs: {{{jobs}}}}}"
     code, printed, content = planned(file, "--csv", "-", "--markdown", str(tmp_path / "plan.md"))
-    rows = [*csv.DictReader(io.StringIO(printed))]
+    table, _, written = printed.partition("[[")  # the files that were written go to stderr
+    assert says(f"[[{written}", "output.written", form="markdown")
+    rows = [*csv.DictReader(io.StringIO(table))]
     assert code == 0 and [row["name"] for row in rows] == ["a", "b"] == [
         job["name"] for job in content["jobs"]
     ]
