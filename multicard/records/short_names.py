@@ -6,6 +6,7 @@ from pathlib import Path
 from multicard.records.run_folder import RESULT
 
 MULTIRUN = Path("multirun")
+DEEPEST = 3  # PROJECT/multirun/NAME/CELL: a record is at most this many folders below.
 
 
 def folder_of_runs(text: str | os.PathLike[str]) -> Path:
@@ -23,5 +24,8 @@ def folder_of_runs(text: str | os.PathLike[str]) -> Path:
 
 
 def holds_runs(folder: Path) -> bool:
-    """Return True if there is a run's record in a folder or below it."""
-    return any(RESULT in files for _, _, files in os.walk(folder))
+    """Return True if a folder is a run, a sweep, or a folder of sweeps or of projects.
+
+    Other folders, such as a million photographs in folders of classes, are not walked.
+    """
+    return any(any(folder.glob(f"{'*/' * depth}{RESULT}")) for depth in range(DEEPEST + 1))
