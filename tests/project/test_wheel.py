@@ -192,7 +192,7 @@ def test_it_measures_and_says_what_was_measured(installed: Installed):
         "list",
         "claims",
         "compare multirun/v --by gpus",
-        "table table2",
+        "table table2 multirun/v",
         "figure effects",
     ):
         installed(*words.split())
