@@ -116,13 +116,13 @@ class SettingComparison:
         label = grouping.label(self.against.cell, self.differing_keys)
         return f"the default {label}" if self.is_default else label
 
-    @property
+    @cached_property
     def differing_keys(self) -> list[str]:
         best_cell = dict(self.best.cell)
         other_cell = dict(self.against.cell if self.against else self.best.cell)
         return [key for key in self.ranking.keys if best_cell.get(key) != other_cell.get(key)]
 
-    @property
+    @cached_property
     def lead(self) -> Message:
         """What to run with the figures behind it, or that nothing can be recommended."""
         seconds = self.ranking.time(self.best)
