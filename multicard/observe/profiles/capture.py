@@ -17,6 +17,7 @@ from multicard.config.base import ProfileConfig, ProfileName, WindowConfig
 from multicard.measure import memory, timing
 from multicard.measure.timing import Ranges
 from multicard.observe.profiles.events import RUN, STEP, WINDOW
+from multicard.observe.profiles.trace_files import FOLDER
 from multicard.ranks.process import Rank, max_over_ranks
 
 
@@ -26,7 +27,7 @@ class _Profiler:
     def __init__(self, name: ProfileName, rank: Rank, folder: Path, ranges: Ranges) -> None:
         self.rank = rank
         self.ranges = ranges
-        self.file = folder / "profile" / f"r{rank.rank:02d}.json.gz"
+        self.file = folder / FOLDER / f"r{rank.rank:02d}.json.gz"
         self.recording = False
         self.h2d_bytes = 0
         self._nvtx = name is ProfileName.nsys

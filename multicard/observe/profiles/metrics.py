@@ -31,7 +31,7 @@ from multicard.observe.profiles.events import (
     Trace,
     metric,
 )
-from multicard.observe.profiles.trace_files import trace_files
+from multicard.observe.profiles.trace_files import FOLDER, trace_files
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_parts import (
     ProfileCopies,
@@ -336,7 +336,7 @@ def profile_of_run(folder: Path, ranks: list[dict[str, Any]], record: AnyRecord)
         return ProfileTable(error=ranks[0]["error"])
     files = sorted(
         path
-        for path in (folder / "profile").iterdir()
+        for path in (folder / FOLDER).iterdir()
         if path.name.endswith((".json.gz", ".nsys-rep"))
     )
     steps = [rank["steps"] for rank in ranks]

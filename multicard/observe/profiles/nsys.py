@@ -28,6 +28,7 @@ from multicard.observe.profiles.events import (
     Trace,
     without_events,
 )
+from multicard.observe.profiles.trace_files import FOLDER
 
 ROWS_PER_BATCH = 1 << 17
 # A globalTid without its lowest 24 bits, which are the thread, is the globalPid.
@@ -269,7 +270,7 @@ def command(folder: Path) -> tuple[str, ...]:
 
     The rank's number replaces RANK.
     """
-    output = f"--output={folder / 'profile' / 'rRANK'}", "--force-overwrite=true"
+    output = f"--output={folder / FOLDER / 'rRANK'}", "--force-overwrite=true"
     records = "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none"
     return (
         "nsys",

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
@@ -224,13 +224,12 @@ def _read_table(
     folder = paths[0].parent.absolute()  # Some paths in the table may be absolute.
     with unreadable_refused(paths[0]):
         opened_table = open_table(paths, column_names)
-        columns_found = _require_columns(opened_table, column_names, trained_label, place, folder)
+        columns_found, flags = _require_columns(
+            opened_table, column_names, trained_label, place, folder
+        )
         fields, encoded, image, label, is_guess = columns_found
         if encoded:
             require_bytes(paths, {"image": column_names.get("image")})
-        flags = {}
-        if not label and not trained_label and "label" not in column_names:
-            flags = one_hot.columns_of_classes(opened_table, columns_found)
         splits = split_columns(columns_found, column_names) if by_split else []
         rival_columns = [name for name in LABELS if name in fields] if label in LABELS else []
         wanted_columns = {label, *rival_columns, *splits, image} & fields.keys() - encoded
@@ -302,13 +301,25 @@ def _parts_by_folder(images: Sequence[Path]) -> list[str] | None:
     return folders
 
 
+class RequiredColumns(NamedTuple):
+    """The columns of images and classes of a table.
+
+    Attributes:
+        columns: The columns; that of the classes is "" if `flags` gives them, or nothing does.
+        flags: The values of one-hot columns, by their names. Empty if there are none.
+    """
+
+    columns: UsableColumns
+    flags: dict[str, list[str]]
+
+
 def _require_columns(
     opened_table: Any,
     column_names: ColumnNames,
     trained_label: str | None,
     place: str,
     folder: Path,
-) -> UsableColumns:
+) -> RequiredColumns:
     """Find the columns of images and of classes, and refuse a table without them.
 
     Args:
@@ -317,8 +328,9 @@ def _require_columns(
     """
     if trained_label is None:
         columns = usable_columns(opened_table.schema, column_names, place)
-        if columns.image and (columns.label or one_hot.columns_of_classes(opened_table, columns)):
-            return columns
+        flags = {} if columns.label else one_hot.columns_of_classes(opened_table, columns)
+        if columns.image and (columns.label or flags):
+            return RequiredColumns(columns, flags)
     else:
         others = {
             role: file_column for role, file_column in column_names.items() if role != "label"
@@ -326,8 +338,11 @@ def _require_columns(
         if listed_labels.list_column(opened_table.schema, trained_label, LABELS) is not None:
             others["label"] = trained_label
         columns = usable_columns(opened_table.schema, others, place).with_label_of(trained_label)
+        flags = {}
+        if not columns.label and not trained_label and "label" not in column_names:
+            flags = one_hot.columns_of_classes(opened_table, columns)
         if columns.image:
-            return columns
+            return RequiredColumns(columns, flags)
     raise _missing_columns_refusal(opened_table, columns, column_names, place, folder)
 
 
