@@ -118,15 +118,7 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     (`dataset.mean`, torchtune's recipe), what a preset sets, and what `scale=smoke` sets. A preset
     counts only if all rows have one.
     """
-    differ = [
-        key
-        for key in keys
-        if key != OVERRIDDEN
-        and len(
-            {row[key] for row in rows if key in row and not (key in LATER and row[key] is None)}
-        )
-        > 1
-    ]
+    differ = [key for key in keys if key != OVERRIDDEN and len(_values(rows, key)) > 1]
     if SCALE in differ:
         # Records from before the key `scale` existed have full scale.
         scales = {row.get(SCALE) or Scale.full.value for row in rows}
