@@ -16,7 +16,7 @@ from multicard.measure import repeated_runs
 from multicard.measure.repeated_runs import MARGIN, Ratio
 from multicard.messages import Message, Refusal, code_of
 from multicard.records import limits
-from multicard.records.comparable import DATA, OVERRIDDEN, PRESET, following_preset
+from multicard.records.comparable import DATA, PRESET, PRESET_DECIDES, following_preset
 from multicard.records.limits import Forbids
 from multicard.records.text_table import clean, first_few
 
@@ -228,7 +228,9 @@ def _compare_sides(
     for name in by:
         compared_keys.update(grouping.meant(_setting_key(name, [*a, *b]), names))
     if PRESET in compared_keys:
-        compared_keys |= following_preset([run.columns for run in (*a, *b)], names) | {OVERRIDDEN}
+        compared_keys |= following_preset([run.columns for run in (*a, *b)], names) | {
+            PRESET_DECIDES
+        }
     compared_keys |= {DATA} if grouping.have_data(compared_keys) else set()
     in_a = _columns_of(a)
     in_b = _columns_of(b)

@@ -20,8 +20,8 @@ from multicard.records import figures, limits
 from multicard.records.comparable import (
     ALL_THREADS,
     DATA,
-    OVERRIDDEN,
     PRESET,
+    PRESET_DECIDES,
     RECIPE,
     apart,
     following,
@@ -72,7 +72,7 @@ def settings(runs: Sequence[Run]) -> list[str]:
     if any(run[DATA] is not None for run in runs):
         keys.append(DATA)
     if _presets_name_settings(runs, keys):
-        keys = [PRESET, OVERRIDDEN, *keys]
+        keys = [PRESET, PRESET_DECIDES, *keys]
     return keys
 
 
@@ -86,7 +86,8 @@ def _presets_name_settings(runs: Sequence[Run], keys: Sequence[str]) -> bool:
         return False
     presets_of_setting = grouped(runs, lambda run: tuple(run[key] for key in keys)).values()
     return all(
-        len({(run[PRESET], run[OVERRIDDEN]) for run in same}) == 1 for same in presets_of_setting
+        len({(run[PRESET], run[PRESET_DECIDES]) for run in same}) == 1
+        for same in presets_of_setting
     )
 
 

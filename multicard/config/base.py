@@ -399,9 +399,9 @@ class TrainingConfig(RunConfig):
     preset_chosen: Optional[str] = key(
         None, "the chosen preset, by its own file", Role.beside, is_internal=True
     )
-    preset_overridden: list[str] = key(
+    preset_decides: list[str] = key(
         list,
-        "groups and keys that a preset sets, and that the command sets too",
+        "groups and keys that presets set, without those that the command sets itself",
         Role.beside,
         is_internal=True,
     )

@@ -24,7 +24,7 @@ RECIPE = "recipe"
 SCALE = "scale"
 PRESET = "preset"  # The column for the preset, which names all that its file sets.
 PRESET_KEY = "preset_chosen"  # The key of the configuration that has it.
-OVERRIDDEN = "preset_overridden"  # The column for what the command sets otherwise.
+PRESET_DECIDES = "preset_decides"  # The column for the groups and keys that it decides.
 ALL_THREADS = "all_threads"  # The number of threads of all ranks together.
 LATER = (DATA, "threads", "beside_others", ALL_THREADS)  # Columns that older records lack.
 
@@ -101,7 +101,7 @@ def varied(records: Sequence[AnyRecord], always: tuple[str, ...]) -> list[str]:
         columns = {DATA: content(record), REPETITION: record.repetition or 1}
         columns |= {
             PRESET: record.config.get(PRESET_KEY),
-            OVERRIDDEN: record.config.get(OVERRIDDEN),
+            PRESET_DECIDES: record.config.get(PRESET_DECIDES),
         }
         rows.append(
             settings_of_record | {axis: cell(record, axis) for axis in record.axes} | columns
@@ -118,7 +118,7 @@ def apart(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[str]:
     (`dataset.mean`, torchtune's recipe), what a preset sets, and what `scale=smoke` sets. A preset
     counts only if all rows have one.
     """
-    differ = [key for key in keys if key != OVERRIDDEN and len(_values(rows, key)) > 1]
+    differ = [key for key in keys if key != PRESET_DECIDES and len(_values(rows, key)) > 1]
     if SCALE in differ:
         # Records from before the key `scale` existed have full scale.
         scales = {row.get(SCALE) or Scale.full.value for row in rows}
@@ -161,20 +161,20 @@ def _values(rows: Sequence[Mapping[str, Any]], key: str) -> set[Any]:
 def following_preset(rows: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> set[str]:
     """Return the keys in which rows differ only because they have other presets.
 
-    There are none if a row has no preset. A key does not follow if the command of some row sets it
-    too.
+    There are none if a row has no preset. In each row, the preset must decide the key: a command
+    may set it beside the preset, and runs may differ by chance in what no preset sets.
     """
     presets = dict.fromkeys(row.get(PRESET) for row in rows)
     if len(presets) < 2 or None in presets:
         return set()
-    overridden = set(chain.from_iterable(_names(row.get(OVERRIDDEN)) for row in rows))
+    decided_sets = [{*_names(row.get(PRESET_DECIDES))} for row in rows]
+    decided = set.intersection(*decided_sets)
     by_preset = [[row for row in rows if row[PRESET] == preset] for preset in presets]
     return {
         key
         for key in keys
-        if key != PRESET
+        if any(_is_same_key(key, name) for name in decided)
         and kinds(rows, [key]) > 1
-        and not any(_is_same_key(key, name) for name in overridden)
         and all(kinds(same, [key]) == 1 for same in by_preset)
     }
 
@@ -184,9 +184,9 @@ def _names(column: Any) -> list[str]:
     return re.findall(r"[\w.]+", str(column or ""))
 
 
-def _is_same_key(key: str, typed_name: str) -> bool:
-    """Return True if a typed group or key sets the key, or the axis that shows it."""
-    return typed_name in (key, key.partition(".")[0]) or typed_name.endswith(f".{key}")
+def _is_same_key(key: str, name: str) -> bool:
+    """Return True if a group or key is the key, its group, or what an axis of that name shows."""
+    return key == name or key.startswith(f"{name}.") or name.endswith(f".{key}")
 
 
 def kinds(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> int:

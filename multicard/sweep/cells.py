@@ -329,7 +329,7 @@ def cell_of(
         "cfg": cfg,
     }
     if PRESET_KEY in cfg:  # Scripts have no presets.
-        cfg.preset_overridden = presets.overridden(workload, composed.hydra.overrides.task)
+        cfg.preset_decides = presets.decided(workload, composed.hydra.overrides.task)
     try:
         config = prepare.typed(workload, cfg)
         if as_before.trains_on_all_rows(config, sweep):

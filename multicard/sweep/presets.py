@@ -1,7 +1,6 @@
-"""Find what a command sets otherwise than the preset that it chooses.
+"""Find what the preset of a command decides, because the command does not set it itself.
 
-Tables and sentences name a preset in place of all that it sets. What was set otherwise is named
-beside it.
+Tables and sentences name the preset in place of it.
 """
 
 from collections.abc import Sequence
@@ -16,13 +15,22 @@ from multicard.run.workload import Workload
 OVERRIDE = "override /"  # Hydra's word in a preset's defaults, before the name of a group.
 
 
-def overridden(workload: Workload, words: Sequence[str]) -> list[str]:
-    """Return the groups and keys that some preset sets, and that the words of a command set too.
+def decided(workload: Workload, words: Sequence[str]) -> list[str]:
+    """Return the groups and keys that some preset sets, without those that words of a command set.
 
-    What another preset sets counts as well: this preset leaves it at its default.
+    What only another preset sets is decided too: this preset leaves it at its default. A word for a
+    group counts for its keys, and a word for one of its keys for the group.
     """
     typed_names = {word.lstrip("+~").partition("=")[0] for word in words}
-    return sorted(typed_names & names_set_by_presets(workload.entry))
+    return sorted(
+        name
+        for name in names_set_by_presets(workload.entry)
+        if not any(_is_part(name, typed) or _is_part(typed, name) for typed in typed_names)
+    )
+
+
+def _is_part(name: str, of_name: str) -> bool:
+    return name == of_name or name.startswith(f"{of_name}.")
 
 
 @cache

@@ -14,7 +14,13 @@ from tests.helpers import records
 
 ROWS = [
     # no roles: made rows
-    {"preset": preset, "preset_overridden": [], "gpus": gpus, "layout": layout, "lr": lr}
+    {
+        "preset": preset,
+        "preset_decides": ["layout", "optimizer.lr"],
+        "gpus": gpus,
+        "layout": layout,
+        "lr": lr,
+    }
     for preset, layout, lr in (("papers", "nchw", 0.1), ("fast", "nhwc", 0.2))
     for gpus in (1, 2)
 ]
@@ -32,8 +38,9 @@ def changed(**columns: Any) -> list[dict[str, Any]]:
         (ROWS, ["preset", "gpus"]),
         (ROWS[:2], ["gpus"]),
         (changed(lr=0.3), ["preset", "gpus", "lr"]),  # swept beside the preset
-        (changed(preset_overridden=["lr"]), ["preset", "gpus", "lr"]),  # one value, but typed
-        (changed(preset_overridden="['optimizer.lr']"), ["preset", "gpus", "lr"]),  # as a column
+        (changed(preset_decides=["layout"]), ["preset", "gpus", "lr"]),  # typed, or not its own
+        (changed(preset_decides="['layout', 'optimizer.lr']"), ["preset", "gpus"]),  # a column
+        (changed(preset_decides=[]), ["preset", "gpus", "layout", "lr"]),
         (changed(preset=None), ["gpus", "layout", "lr"]),  # an older record
     ],
 )
@@ -42,12 +49,13 @@ def test_a_preset_stands_for_what_follows_from_it(rows: list[dict[str, Any]], sh
 
 
 @pytest.mark.parametrize(
-    ("entry", "words", "overridden"),
+    ("entry", "words", "typed_names"),
     [
         ("train_vision", ["preset=fast", "gpus=2"], []),
         ("train_vision", ["preset=fast", "precision=fp32", "lr=0.1"], ["precision"]),
         ("train_vision", ["preset=papers", "optimizer.fused=true"], ["optimizer.fused"]),
-        ("train_vision", ["preset=fast", "loader.num_workers=4"], []),
+        ("train_vision", ["preset=papers", "optimizer=adam"], ["optimizer.fused"]),
+        ("train_vision", ["preset=fast", "loader.num_workers=4"], ["loader"]),
         (
             "tune_llm",
             ["preset=fast", "+packed=false", "max_seq_len=512"],
@@ -56,10 +64,15 @@ def test_a_preset_stands_for_what_follows_from_it(rows: list[dict[str, Any]], sh
         ("measure_script", ["args.lr=1"], []),
     ],
 )
-def test_what_a_command_sets_otherwise_is_known(
-    entry: str, words: list[str], overridden: list[str]
+def test_what_a_command_sets_itself_its_preset_does_not_decide(
+    entry: str, words: list[str], typed_names: list[str]
 ):
-    assert presets.overridden(workloads.of_entry(f"{entry}.py"), words) == overridden
+    workload = workloads.of_entry(f"{entry}.py")
+    everything = presets.decided(workload, [])
+    assert {"layout", "precision", "loader"} <= {*everything} or entry != "train_vision"
+    left = [name for name in everything if name not in typed_names]
+    assert presets.decided(workload, words) == left
+    assert len(everything) == len(left) + len(typed_names)
 
 
 def test_each_preset_names_itself():
@@ -83,9 +96,9 @@ def test_a_setting_of_two_presets_is_named_by_its_keys(tmp_path: Path, other: st
     """Runs of a setting are repetitions, whichever preset sets it."""
     runs = runs_of(
         tmp_path,
-        {"preset_chosen": "papers", "preset_overridden": [], "layout": "nchw"},
-        {"preset_chosen": other, "preset_overridden": [], "layout": "nhwc"},
-        {"preset_chosen": "fast", "preset_overridden": [], "layout": "nhwc"},
+        {"preset_chosen": "papers", "preset_decides": ["layout"], "layout": "nchw"},
+        {"preset_chosen": other, "preset_decides": ["layout"], "layout": "nhwc"},
+        {"preset_chosen": "fast", "preset_decides": ["layout"], "layout": "nhwc"},
     )
     settings = grouping.by_setting(runs)
     assert len(settings) == 2
