@@ -552,18 +552,24 @@ def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
-@pytest.mark.parametrize("engine_reads", ["stored", "read"])
-def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads: str):
+def refusal_of_weights(folder: Path, engine_reads: str) -> str:
+    """The refusal of a folder by an engine that fills its shards, or that reads the whole model."""
     from multicard.llm.trl import models
 
-    built("llama").model.save_pretrained(checkpoint)  # without the output
-    config = typed_llm(*words_of(checkpoint, "model.weights=own", "gpus=2"))
+    config = typed_llm(*words_of(folder, "model.weights=own", "gpus=2"))
     with refused("llm.folder-unread", reader="transformers") as caught:
         if engine_reads == "stored":
             models.build_model(config, {}, torch.device("cpu"), empty=False)
         else:
             models.read_weights(config.model, torch.float32, lambda *_: None)
-    assert find(str(caught.value), "llm.folder-missing-tensor", tensor="lm_head.weight")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("engine_reads", ["stored", "read"])
+def test_a_folder_without_all_weights_is_refused(checkpoint: Path, engine_reads: str):
+    built("llama").model.save_pretrained(checkpoint)  # without the output
+    refusal = refusal_of_weights(checkpoint, engine_reads)
+    assert find(refusal, "llm.folder-missing-tensor", tensor="lm_head.weight")
 
 
 @pytest.mark.slow

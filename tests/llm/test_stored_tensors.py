@@ -9,7 +9,12 @@ import torch
 
 from tests.conftest import Tuning, typed_llm
 from tests.helpers.messages import find, refused
-from tests.llm.test_folders import built, checkpoint, words_of  # noqa: F401  (a fixture)
+from tests.llm.test_folders import (  # noqa: F401  (a fixture)
+    built,
+    checkpoint,
+    refusal_of_weights,
+    words_of,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,17 +43,10 @@ def test_a_tensor_that_a_part_of_the_model_lacks_is_refused(
     name: str,
     engine_reads: str,
 ):
-    from multicard.llm.trl import models
-
     built("llama").save_pretrained(checkpoint)
     with_tensors(checkpoint, **{name: torch.ones(64)})
-    config = typed_llm(*words_of(checkpoint, "model.weights=own", "gpus=2"))
-    with refused("llm.folder-unread", reader="transformers") as caught:
-        if engine_reads == "stored":
-            models.build_model(config, {}, torch.device("cpu"), empty=False)
-        else:
-            models.read_weights(config.model, torch.float32, lambda *_: None)
-    assert find(str(caught.value), "llm.folder-foreign-tensor", tensor=name, count=1)
+    refusal = refusal_of_weights(checkpoint, engine_reads)
+    assert find(refusal, "llm.folder-foreign-tensor", tensor=name, count=1)
 
 
 @pytest.mark.usefixtures("processes")
