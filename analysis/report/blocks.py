@@ -43,7 +43,8 @@ class Recommendation:
 
     statement: a sentence without its full stop.
     doubts: the meanings of its runs' marks.
-    typed: the command that runs it, or the keys if no command is known.
+    typed: the command that runs it, or the keys if no command is known. It is empty if nothing is
+        recommended.
     facts: each a name, a sentence and a command, which may be empty.
     blocks: the chart.
     """

@@ -94,10 +94,18 @@ def _recommendation(answer: Answer, place: int) -> Recommendation:
     """Return a workload's recommendation with its chart."""
     chart = trade_off_of(answer.ranking, numbered("trade_off", place))
     plots = [Plot(chart)] if chart is not None else []
-    command = answer.command or answer.setting
-    return Recommendation(
-        answer.work, answer.statement, answer.marks, command, [*_facts(answer)], plots
-    )
+    command = _command(answer)
+    facts = [*_facts(answer)]
+    if answer.failings and command:
+        # A command in large letters would recommend what the sentence does not.
+        facts.insert(0, ("To run this setting again", "", command))
+        command = ""
+    return Recommendation(answer.work, answer.statement, answer.marks, command, facts, plots)
+
+
+def _command(answer: Answer) -> str:
+    """Return the command that runs the setting, or its keys if no command is known."""
+    return answer.command or answer.setting
 
 
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:

@@ -325,6 +325,16 @@ def recommended(report: Report) -> list[Recommendation]:
     return [block for block in report.blocks() if isinstance(block, Recommendation)]
 
 
+def test_a_setting_that_is_not_recommended_has_no_command_in_large_letters(tmp_path: Path):
+    for gpus in (1, 2):
+        at_chance = records.vision(gpus=gpus, total_s=100.0 / gpus, chance_accuracy=0.99)
+        records.write(tmp_path / str(gpus), at_chance)
+    swept(tmp_path, "gpus=1,2 name=s")
+    (first,) = recommended(build(tmp_path))
+    assert find(first.statement, "answer.at-chance") and first.typed == ""
+    assert first.facts[0][1:] == ("", "python train_vision.py gpus=2")
+
+
 def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_to_try(
     tmp_path: Path,
 ):
