@@ -42,7 +42,7 @@ def test_a_profiled_run_on_cpu_ranks(measured: Measured, capsys: pytest.CaptureF
     assert [rank["steps"] for rank in profile["ranks"]] == [4, 4]
     assert (profile["first_step"], profile["steps"], profile["source"]) == (2, 4, "kineto")
     phases = rows(result, "phase")
-    assert set(phases) == set(PHASES)
+    assert set(phases) - {metrics.OTHER} == set(PHASES)
     assert phases["forward"]["calls"] == phases["backward"]["calls"] == 4 * 2
     assert sum(row["total_s"] for row in phases.values()) <= sum(
         rank["window_s"] for rank in profile["ranks"]
@@ -248,7 +248,7 @@ def test_a_training_is_profiled_from_its_start_to_its_end(measured: Measured):
     )
     assert [rank["steps"] for rank in profile["ranks"]] == [steps, steps]
     phases = rows(result, "phase")
-    assert set(phases) == {*PHASES, "evaluate"}
+    assert set(phases) - {metrics.OTHER} == {*PHASES, "evaluate"}
     assert phases["forward"]["calls"] == 2 * steps and phases["evaluate"]["calls"] == 2 * 2
     assert profile["h2d"]["counted_bytes"] == result["transfer_bytes"]["h2d"]  # evaluation's too
     assert "step_s" not in profile  # there is no step without the profiler to compare with

@@ -165,11 +165,11 @@ def _most_time(rows: Sequence[ProfileRow]) -> list[Message]:
     if not parts:
         return []
     largest = max(parts, key=lambda row: row.total_s)
-    meaning = (
-        ": what the trace does not name, such as forward and backward"
-        if largest.metric == OTHER
-        else ""
-    )
+    meaning = ""
+    if largest.metric == OTHER:
+        meaning = ": what the trace does not name"
+        if "forward" not in {row.metric for row in parts}:
+            meaning += ", such as forward and backward"
     sentence = f"Most time goes to {largest.metric} ({largest.share:.0%}){meaning}"
     return [
         Message("profile.most-time", sentence, part=largest.metric, share=round(largest.share, 4))
