@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from multicard.llm import peft_layers
 from multicard.messages import Refusal, install
 from multicard.records import kept
 
@@ -22,12 +23,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "model.safetensors"
 MODEL_CONFIG = "config.json"
 BASE = "base"  # Folder of an adapter's base model that only this run has. A sibling of `adapter`.
-# PEFT rejects the version of torchao that torchtune needs, whatever the adapter. Adapters use
-# nothing of torchao, so PEFT is made to believe that torchao is not installed.
-PEFT_LINES = (
-    "import peft.tuners.lora.torchao",
-    "peft.tuners.lora.torchao.is_torchao_available = lambda: False",
-)
 
 
 class TunedModelInfo(msgspec.Struct, frozen=True):
@@ -98,7 +93,7 @@ def load(model_folder: Path) -> "nn.Module":
     """
     info = read_info(model_folder)
     try:
-        import peft.tuners.lora.torchao
+        import peft
         import torch
         import transformers
     except ImportError as error:
@@ -113,12 +108,12 @@ def load(model_folder: Path) -> "nn.Module":
         options["quantization_config"] = transformers.BitsAndBytesConfig(**_nf4_options(info))
     try:
         if info.form == "adapter":
-            peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
             base = reader.from_pretrained(base_folder(model_folder, info), **options)
             # Without autocast_adapter_dtype=False, PEFT would convert adapters to float32.
-            model = peft.PeftModel.from_pretrained(
-                base, str(model_folder), autocast_adapter_dtype=False
-            )
+            with peft_layers.adapted_as_named():
+                model = peft.PeftModel.from_pretrained(
+                    base, str(model_folder), autocast_adapter_dtype=False
+                )
         else:
             model = reader.from_pretrained(model_folder, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
@@ -154,7 +149,7 @@ def lines_to_load(folder: Path) -> list[str]:
             f"model = transformers.{info.reader}.from_pretrained({str(model_folder)!r}, {options})"
         )
         return ["import transformers", model, *_quantising_lines(info), tokenizer]
-    lines = [f"{PEFT_LINES[0]}, transformers", PEFT_LINES[1]]
+    lines = peft_layers.lines()
     if info.nf4:
         values = ", ".join(f"{name}={value!r}" for name, value in _nf4_options(info).items())
         lines.append(f"nf4 = transformers.BitsAndBytesConfig({values})")

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from multicard.llm import held_out
+from multicard.llm import held_out, kept_model
 from tests.conftest import Tuning, ok
-from tests.llm.test_folders import SIZES, TEMPLATE, byte_tokenizer, words_of
+from tests.llm.test_folders import KINDS, SIZES, TEMPLATE, byte_tokenizer, words_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,9 +34,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     place = tmp_path / "checkpoint"
     torch.manual_seed(5)
-    kind: Any = transformers.AutoConfig.for_model(
-        request.param, **SIZES, tie_word_embeddings=request.param == "qwen2"
-    )
+    options = SIZES | KINDS[request.param] | {"tie_word_embeddings": request.param == "qwen2"}
+    kind: Any = transformers.AutoConfig.for_model(request.param, **options)
     model = transformers.AutoModelForCausalLM.from_config(kind)
     for parameter in model.parameters():
         # weights as transformers draws them hardly change what embeddings say
@@ -66,16 +65,16 @@ def plain_loss(model: Any, tokenizer: Any, numbers: list[int]) -> float:
 
 def loaded(run: Path, base: Path, method: str) -> tuple[Any, Any]:
     """The kept model, in evaluation mode, and the tokenizer beside it."""
-    import peft.tuners.lora.torchao
     import transformers
 
     place = run / ("model" if method == "full" else "adapter")
     tokenizer = transformers.AutoTokenizer.from_pretrained(place)
     if method == "full":
         return transformers.AutoModelForCausalLM.from_pretrained(place).eval(), tokenizer
-    peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-    model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    return peft.PeftModel.from_pretrained(model, place).eval(), tokenizer
+    assert kept_model.base_folder(place, kept_model.read_info(place)) == str(base)
+    names: dict[str, Any] = {}
+    exec("\n".join(kept_model.lines_to_load(run)), names)
+    return names["model"].eval(), tokenizer
 
 
 @pytest.mark.parametrize(
@@ -84,6 +83,8 @@ def loaded(run: Path, base: Path, method: str) -> tuple[Any, Any]:
         ("llama", "lora", []),
         ("llama", "lora", ["gpus=2"]),
         ("qwen2", "lora", ["gpus=2", "sharding=ddp"]),
+        # Its shared expert has the names of experts, which PEFT would adapt instead.
+        ("hunyuan_v1_moe", "lora", ["method.lora_attn_modules=all-linear"]),
         ("qwen2", "full", ["packed=true", "max_seq_len=128"]),
         ("qwen2", "full", ["gpus=2", "packed=true", "max_seq_len=128"]),
         ("llama", "full", ["gpus=2"]),
