@@ -78,11 +78,11 @@ def test_what_names_no_layers_or_contradicts_itself_is_refused(
 def test_peft_adapts_every_linear_but_the_output(checkpoint: Path, kind: str, count: int):  # noqa: F811
     import peft
 
-    from multicard.llm.trl import models
+    from multicard.llm.trl import adapters
 
     model: Any = built(kind)
     adapted = peft.get_peft_model(
-        model, models.adapter_config(model, typed_llm(*words_of(checkpoint, ALL)))
+        model, adapters.adapter_config(model, typed_llm(*words_of(checkpoint, ALL)))
     )
     names = {
         name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name

@@ -255,9 +255,9 @@ def with_head(model: Any) -> Any:
 
 
 def linears_of(model: Any) -> str:
-    from multicard.llm.trl import models
+    from multicard.llm.trl import adapters
 
-    names = {name.rpartition(".")[2] for name in models.linears(model)} - {"gate"}
+    names = {name.rpartition(".")[2] for name in adapters.linears(model)} - {"gate"}
     return ",".join(sorted("output_proj" if name == "o_proj" else name for name in names))
 
 
@@ -272,7 +272,7 @@ def test_an_architecture_tunes_from_the_loss_that_transformers_has(
     """
     import transformers
 
-    from multicard.llm.trl import engine, models
+    from multicard.llm.trl import adapters, engine
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     built(kind).save_pretrained(checkpoint, max_shard_size="40KB")
@@ -300,7 +300,7 @@ def test_an_architecture_tunes_from_the_loss_that_transformers_has(
     assert abs(steps["loss"][0] - loss) < ROUNDING["fp32"] and steps["loss"][2] != steps["loss"][0]
     sizes = [
         sum(part.weight.shape)
-        for name, part in models.linears(plain).items()
+        for name, part in adapters.linears(plain).items()
         if not name.endswith(".gate")
     ]
     assert report.trainable_parameters == 8 * sum(sizes)
@@ -396,11 +396,11 @@ def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Pa
 def test_layers_that_a_method_would_not_quantise_are_refused(
     checkpoint: Path, kind: str, words: list[str], left: str | None, count: int
 ):
-    from multicard.llm.trl import checks, models
+    from multicard.llm.trl import checks, fake_quantisation
 
     model = built(kind)
     config = typed_llm(*words_of(checkpoint, "method=qat", "method.groupsize=32", *words))
-    models.simulate_quantisation(model, config)
+    fake_quantisation.simulate_quantisation(model, config)
     if left is None:
         checks.check_quantised(model, config)
     else:
@@ -424,10 +424,10 @@ def test_layers_that_a_method_would_not_quantise_are_refused(
 def test_linears_that_can_be_named_are_the_remedy_of_those_that_are_not_there(
     checkpoint: Path, kind: str, names: str
 ):
-    from multicard.llm.trl import models
+    from multicard.llm.trl import adapters
 
     with refused("llm.folder-layers", key="method", value="lora") as caught:
-        models.adapter_config(
+        adapters.adapter_config(
             built(kind), typed_llm(*words_of(checkpoint, "method.lora_attn_modules=[Wqkv]"))
         )
     first = names.split(",")

@@ -69,7 +69,9 @@ def run(
         "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh": lambda: mesh,
         "multicard.llm.trl.models.build_model": build_without_weights,
         "multicard.llm.trl.models.weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
-        "multicard.llm.trl.models.adapter_weights": lambda *_: defaultdict(lambda: torch.zeros(1)),
+        "multicard.llm.trl.adapters.adapter_weights": lambda *_: defaultdict(
+            lambda: torch.zeros(1)
+        ),
         "multicard.llm.trl.models.read_weights": lambda *_: None,
         "multicard.llm.trl.checks.check_rows": lambda *_: None,  # It reads values.
         **torch_internals.TRL_WITHOUT_VALUES,

@@ -13,7 +13,8 @@ from multicard.config.llm import Kernels, LlmConfig
 from multicard.config.llm_models import HfConfig
 from multicard.llm import methods
 from multicard.llm.no_trace import without_trace
-from multicard.llm.trl.models import linears, refuse_unreadable
+from multicard.llm.trl.adapters import linears
+from multicard.llm.trl.models import refuse_unreadable
 from multicard.llm.trl.text_part import text_parameters
 from multicard.messages import Refusal
 

@@ -36,12 +36,27 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[
 
 from multicard.config.llm import Kernels, LlmConfig, Sharding
 from multicard.config.llm_models import HfConfig
-from multicard.llm import batches, eight_bit, int4, methods, recipes, torchtune_config
+from multicard.llm import (
+    batches,
+    eight_bit,
+    int4,
+    methods,
+    peft_layers,
+    recipes,
+    torchtune_config,
+)
 from multicard.llm.batches import Batch
 from multicard.llm.epoch_marks import LOGGED
 from multicard.llm.parts import TensorPart, TrainedParts, unwrapped_name
 from multicard.llm.step_probe import MeasuredBatches, Probe
-from multicard.llm.trl import checks, models, sizes, text_part
+from multicard.llm.trl import (
+    adapters,
+    checks,
+    fake_quantisation,
+    models,
+    sizes,
+    text_part,
+)
 from multicard.messages import Message
 from multicard.ranks.process import Rank
 
@@ -218,7 +233,7 @@ class TrlEngine:
         return self.trainer.model.disable_adapter()
 
     def in_int4(self, groupsize: int) -> AbstractContextManager[list[Exception]]:
-        return models.in_int4(self.trainer.model, groupsize)
+        return fake_quantisation.in_int4(self.trainer.model, groupsize)
 
     def trained(self) -> TrainedParts:
         return trained_parts(self.trainer.model, self._config)
@@ -250,7 +265,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     if not getattr(model.config.get_text_config(), "output_router_logits", False):
         # By default, TRL would add the loss that balances the experts of a mixture.
         args.router_aux_loss_coef = 0.0
-    models.simulate_quantisation(model, config)
+    fake_quantisation.simulate_quantisation(model, config)
     checks.check_quantised(model, config)
     checks.check_kernels(model, config)
     text_part.freeze_outside_text(model)
@@ -259,13 +274,14 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     placeholder: dict[str, Any] = {"input_ids": [0, 1], "labels": [0, 1]}
     if base is DPOTrainer:
         placeholder = {"prompt": "a", "chosen": "b", "rejected": "c"}
-    trainer = trainer_class(base, probe, feed)(
-        model=model,
-        args=args,
-        train_dataset=Dataset.from_list([placeholder]),
-        processing_class=models.no_tokenizer(),
-        peft_config=models.adapter_config(model, config),
-    )
+    with peft_layers.adapted_as_named():
+        trainer = trainer_class(base, probe, feed)(
+            model=model,
+            args=args,
+            train_dataset=Dataset.from_list([placeholder]),
+            processing_class=models.no_tokenizer(),
+            peft_config=adapters.adapter_config(model, config),
+        )
     trainer.remove_callback(transformers.PrinterCallback)
     if uses_fsdp(config):
         plugin = trainer.accelerator.state.fsdp_plugin
@@ -283,7 +299,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
             "is_paged": config.optimizer.is_paged,
         }
         trainer.optimizer_cls_and_kwargs = (eight_bit.AdamW8bit, optimizer_options)
-    models.initialise_adapters(trainer.model, config, cfg, rank.device)
+    adapters.initialise_adapters(trainer.model, config, cfg, rank.device)
     if config.compile:  # Compiling before FSDP keeps FSDP's hooks out of the compiled code.
         for layer in text_part.layers(model):
             # torchtune chooses the backend by the same variable.
@@ -292,7 +308,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
         shard_model(trainer)
         models.fill_shards(trainer.model, config, cfg, rank.device)
     trainer.train()
-    models.quantise_output(trainer.model)
+    fake_quantisation.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
         checks.check_rows(trainer.model_wrapped, config)
     yield TrlEngine(trainer, probe, feed)
@@ -421,7 +437,7 @@ def trained_parts(model: Any, config: LlmConfig) -> TrainedParts:
         linear_names = [
             name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
         ]
-        linears = frozenset(models.transformers_name(f"{name}.weight") for name in linear_names)
+        linears = frozenset(adapters.transformers_name(f"{name}.weight") for name in linear_names)
         groupsize = int4.groupsize(config, model)
         return TrainedParts(models.whole_model(model), {}, None, tied, reader, linears, groupsize)
     # "default" is PEFT's name for the only adapter. Files do not contain it.

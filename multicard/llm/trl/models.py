@@ -1,51 +1,39 @@
-"""Build models of transformers for `engine=trl`, with their weights and PEFT's adapters.
+"""Build models of transformers for `engine=trl`, with their weights.
 
 Models that torchtune also builds get the same weights as there.
 """
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import peft.tuners.lora.torchao
 import torch
 import transformers
 from accelerate import init_empty_weights
 from bitsandbytes.nn.modules import Linear4bit
-from peft import LoraConfig
-from peft.utils import transformers_weight_conversion
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils.hooks import RemovableHandle
-from torchao.quantization.qat import Int8DynActInt4WeightQATQuantizer
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from transformers import core_model_loading
 
 from multicard.config.llm import Attention, LlmConfig
 from multicard.config.llm_models import DecoderConfig, HfConfig
-from multicard.llm import int4, methods, models
+from multicard.llm import methods, models
 from multicard.llm.drawn_weights import DTYPES, weights
 from multicard.llm.parts import TensorPart
-from multicard.llm.torchtune_components import RandomWeight
+from multicard.llm.trl import adapters
+from multicard.llm.trl.adapters import transformers_name
 from multicard.llm.trl.stored_tensors import check_loaded, check_shape, check_ties
-from multicard.llm.trl.text_part import reader_of, text_modules
+from multicard.llm.trl.text_part import reader_of
 from multicard.messages import Refusal
 from multicard.ranks.failures import is_oom
 
 # transformers' names, if they differ from multicard's.
 ATTENTION = {Attention.flash: "flash_attention_2", Attention.flex: "flex_attention"}
 FLASH_CAPABILITY = (8, 0)  # The lowest compute capability that FlashAttention 2 supports.
-
-# PEFT rejects the version of torchao that torchtune needs, but uses nothing of it here.
-peft.tuners.lora.torchao.is_torchao_available = lambda: False  # pyright: ignore[reportPrivateImportUsage]
-# For a mixture of experts that are one tensor, the conversion would adapt the experts instead of
-# the linears that the configuration names.
-transformers_weight_conversion.convert_peft_config_for_transformers = lambda *_, **__: None
 
 
 def build_model(config: LlmConfig, cfg: dict[str, Any], device: torch.device, empty: bool) -> Any:
@@ -212,15 +200,10 @@ def fill_shards(
     weights_by_name = (
         weights(config, cfg, device)
         if config.model.folder is None
-        else adapter_weights(model, config, cfg, device)
+        else adapters.adapter_weights(model, config, cfg, device)
     )
     for name, weight in weights_by_name.items():
         fill_parameter(name, weight[...])
-
-
-def transformers_name(name: str) -> str:
-    """Return transformers' name of a parameter inside the wrappers of PEFT and accelerate."""
-    return re.sub(r"^base_model\.model\.|base_layer\.|_checkpoint_wrapped_module\.", "", name)
 
 
 def read_weights(
@@ -318,189 +301,6 @@ def refuse_unreadable(model: DecoderConfig, reader: str = "transformers") -> Ite
             reader=reader,
             reason=cause,
         ) from None
-
-
-def linears(model: Any) -> dict[str, nn.Module]:
-    """Return the linears of the tuned layers, by name.
-
-    GPT-2's linears are of a class Conv1D. The output is not among them, because TRL's loss reads
-    its weights without calling the layer.
-    """
-    output = model.get_output_embeddings()
-    kinds = (nn.Linear, transformers.pytorch_utils.Conv1D)
-    tuned = text_modules(model)
-    return {
-        name: part for name, part in tuned.items() if isinstance(part, kinds) and part is not output
-    }
-
-
-def adapter_config(model: nn.Module, config: LlmConfig) -> LoraConfig | None:
-    """Return PEFT's configuration of the method's adapters, which only adapt the text part.
-
-    Raises:
-        ValueError: The model lacks the linears that the configuration names.
-    """
-    options = config.method
-    if not isinstance(options, methods.LoraConfig):
-        return None
-    model_linears = linears(model)
-    short_names = {name: name.rpartition(".")[2] for name in model_linears}
-    if options.adapts_all:
-        targets = list(model_linears)
-    else:
-        names = [
-            models.hugging_face_name(f"layers.0.{name}.weight").split(".")[-2]
-            for name in methods.adapted_linears(options)
-        ]
-        model_names = sorted(filter(str.isidentifier, set(short_names.values())))
-        if not {*names} <= {*model_names}:
-            offered_names = ",".join(
-                "output_proj" if name == "o_proj" else name for name in model_names
-            )
-            raise Refusal(
-                "llm.folder-layers",
-                f"method={config.method.name}: adapts {', '.join(names)}, but the model"
-                f" has {', '.join(model_names)}; choose from them with"
-                f" `method.lora_attn_modules=[{offered_names}]` and"
-                " `method.apply_lora_to_mlp=false`, or use"
-                " `method.lora_attn_modules=all-linear` or `method=full`",
-                key="method",
-                value=config.method.name,
-                asked=names,
-                has=model_names,
-            )
-        targets = [name for name in model_linears if short_names[name] in names]
-    return LoraConfig(
-        r=options.lora_rank,
-        lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]  PEFT accepts any number.
-        use_rslora=options.rslora,
-        lora_dropout=options.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-
-
-def initialise_adapters(
-    model: Any, config: LlmConfig, cfg: dict[str, Any], device: torch.device
-) -> None:
-    """Initialise adapters as torchtune does, and in the run's precision instead of float32."""
-    if not isinstance(config.method, methods.LoraConfig):
-        return
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.to(DTYPES[config.formats.weights])
-    initial_weights = adapter_weights(model, config, cfg, device)
-    for name, parameter in model.named_parameters():
-        if "lora_A" in name:  # On "meta", the copy has no effect.
-            with torch.no_grad():
-                parameter.copy_(initial_weights[transformers_name(name)][...])
-
-
-def adapter_weights(
-    model: nn.Module, config: LlmConfig, cfg: dict[str, Any], device: torch.device
-) -> dict[str, Any]:
-    """Return the initial weights of the adapters by PEFT's names.
-
-    They are torchtune's weights. A model that torchtune cannot build gets weights that are drawn
-    in the same way.
-    """
-    if not isinstance(config.model, HfConfig):
-        return {
-            name: weight for name, weight in weights(config, cfg, device).items() if "lora_" in name
-        }
-    dtype = DTYPES[config.formats.weights]
-    return {
-        transformers_name(name): RandomWeight(
-            transformers_name(name).lower(), config.seed, parameter.shape, dtype, device
-        )
-        for name, parameter in model.named_parameters()
-        if "lora_" in name
-    }
-
-
-def simulate_quantisation(model: Any, config: LlmConfig) -> None:
-    """Add fake quantisation to the linears, as torchtune does.
-
-    The output is included unless it is tied to the embeddings.
-    """
-    if isinstance(config.method, methods.QatConfig):
-        is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        part = model.base_model if is_tied else model
-        dtype = DTYPES[config.formats.weights]
-        Int8DynActInt4WeightQATQuantizer(config.method.groupsize, precision=dtype).prepare(part)
-
-
-def quantise_output(model: Any) -> None:
-    """Make TRL's loss read the output's fake-quantised weights.
-
-    The loss reads the weights without calling the layer, and would miss its fake quantisation.
-    """
-    output: Any = model.get_output_embeddings()
-    if not isinstance(output, Int8DynActInt4WeightQATLinear):
-        return
-    quantise_weight = output.weight_fake_quantizer
-    quantise_activations = output.activation_fake_quantizer
-    assert quantise_weight is not None and quantise_activations is not None
-    _replace_output(model, quantise_weight, quantise_activations)
-
-
-def _replace_output(
-    model: Any,
-    quantise_weight: Callable[[Tensor], Tensor],
-    quantise_activations: Callable[[Tensor], Tensor],
-) -> RemovableHandle:
-    """Replace the output that TRL's loss reads, and the activations that it multiplies with it.
-
-    To undo this, remove the returned hook and delete `model.get_output_embeddings`.
-    """
-    output: Any = model.get_output_embeddings()
-
-    def quantised_output() -> Any:
-        whole_weight = (
-            output.weight.full_tensor() if isinstance(output.weight, DTensor) else output.weight
-        )
-        return SimpleNamespace(weight=quantise_weight(whole_weight), bias=output.bias)
-
-    def quantise_result(_: nn.Module, __: Any, result: Any) -> None:
-        result.last_hidden_state = quantise_activations(result.last_hidden_state)
-
-    model.get_output_embeddings = quantised_output
-    return model.base_model.register_forward_hook(quantise_result)
-
-
-@contextmanager
-def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
-    """Within this context, the model computes as if it were quantised to int4.
-
-    An output that is tied to the embeddings is not quantised. If the model simulates quantisation,
-    its output already computes in int4.
-
-    Yields:
-        The failures of single layers, as in `int4.computing`.
-    """
-    with int4.computing(int4.linears(model.base_model), groupsize) as failures:
-        is_plain = type(model.get_output_embeddings()) is nn.Linear
-        if (
-            not is_plain
-            or model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        ):
-            yield failures
-            return
-
-        def quantise_weight(whole_weight: Tensor) -> Tensor:
-            return int4.unless_failed(
-                failures, lambda: int4.weights(whole_weight, groupsize), lambda: whole_weight
-            )
-
-        def quantise_activations(inputs: Tensor) -> Tensor:
-            return int4.unless_failed(failures, lambda: int4.activations(inputs), lambda: inputs)
-
-        hook = _replace_output(model, quantise_weight, quantise_activations)
-        try:
-            yield failures
-        finally:
-            hook.remove()
-            del model.get_output_embeddings
 
 
 def layer_counts(model: nn.Module) -> dict[str, int]:
