@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+SHARED_MEMORY = Path("/dev/shm")  # Loader workers and caches keep data here.
+CGROUPS = Path("/sys/fs/cgroup")
+PROCESS_CGROUPS = Path("/proc/self/cgroup")
+
 
 class DeviceMemory(NamedTuple):
     """The memory of a CUDA device, including that of other processes.
@@ -32,7 +36,8 @@ def reset_peak_memory(device: "torch.device") -> None:
 
         torch.cuda.reset_peak_memory_stats(device)
         return
-    # This needs a kernel with CONFIG_PROC_PAGE_MONITOR. Without it, the peak stays the process's.
+    # This needs a kernel with CONFIG_PROC_PAGE_MONITOR. Without it, the peak is that since the
+    # process began.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -64,20 +69,26 @@ def free_memory_bytes(device: "torch.device") -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return the memory of this machine that processes can still get.
+    """Return the memory of this machine that this process and its children can still get.
 
-    It does not exceed the limit of their control groups.
+    It does not exceed what the control groups of this process have left of their limits. As on the
+    machine, file pages that the kernel can drop count as available.
     """
     import psutil
 
-    # Without a limit, version 1 of control groups has a number that exceeds all memory.
-    limit_texts = _cgroup_files("memory.limit_in_bytes", "memory.max")
-    return min(
-        [
-            psutil.virtual_memory().available,
-            *(int(text) for text in limit_texts if text.strip().isdecimal()),
-        ]
-    )
+    available_bytes = psutil.virtual_memory().available
+    for group in _memory_groups():
+        # Without a limit, version 1 of control groups has a number that exceeds all memory.
+        limit = group.read("memory.limit_in_bytes", "memory.max").strip()
+        used = group.read("memory.usage_in_bytes", "memory.current").strip()
+        if limit.isdecimal() and used.isdecimal():
+            statistics = group.statistics("memory.stat", "memory.stat")
+            # In version 1, only the total includes groups inside this one, as `used` does.
+            own_bytes = statistics.get("inactive_file", 0)
+            droppable_bytes = statistics.get("total_inactive_file", own_bytes)
+            left_bytes = int(limit) - int(used) + droppable_bytes
+            available_bytes = min(available_bytes, max(0, left_bytes))
+    return available_bytes
 
 
 def device_memory(device: str) -> DeviceMemory | None:
@@ -110,11 +121,6 @@ def free_shared_memory_bytes() -> int | None:
         return None
 
 
-SHARED_MEMORY = Path("/dev/shm")  # Loaders' workers, and caches, store data here.
-CGROUPS = Path("/sys/fs/cgroup")
-PROCESS_CGROUPS = Path("/proc/self/cgroup")
-
-
 def oom_kills() -> int | None:
     """Return how many processes of this control group the kernel has killed for lack of memory.
 
@@ -124,30 +130,48 @@ def oom_kills() -> int | None:
     SLURM's jobs and containers each have a control group. Inside a container, its group may be at
     the root of the tree.
     """
-    for text in _cgroup_files("memory.oom_control", "memory.events"):
-        counts = dict(row.split() for row in text.splitlines())
+    for group in _memory_groups():
+        counts = group.statistics("memory.oom_control", "memory.events")
         if "oom_kill" in counts:
-            return int(counts["oom_kill"])
+            return counts["oom_kill"]
     return None
 
 
-def _cgroup_files(name_of_version_1: str, name_of_version_2: str) -> Iterator[str]:
-    """Yield a memory controller's file of this process's control group, and of its parents."""
-    with suppress(OSError):
+class MemoryGroup(NamedTuple):
+    """The folder of a control group that limits memory, in version 1 or 2 of its interface."""
+
+    folder: Path
+    version: int
+
+    def read(self, version_1_name: str, version_2_name: str) -> str:
+        """Return the content of a file, empty if there is none."""
+        name = version_1_name if self.version == 1 else version_2_name
+        try:
+            return (self.folder / name).read_text()
+        except OSError:
+            return ""
+
+    def statistics(self, version_1_name: str, version_2_name: str) -> dict[str, int]:
+        """Return the numbers in a file whose lines have a name and a number."""
+        rows = (row.split() for row in self.read(version_1_name, version_2_name).splitlines())
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+
+
+def _memory_groups() -> Iterator[MemoryGroup]:
+    """Yield the control groups that limit this process's memory, and then their parents."""
+    try:
+        lines = PROCESS_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
         # A line is "0::/path" in version 2, and "4:memory:/path" in version 1.
-        for line in PROCESS_CGROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            root, name = (
-                (CGROUPS / "memory", name_of_version_1)
-                if controllers
-                else (CGROUPS, name_of_version_2)
-            )
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            group = Path(path)
-            for parent in (group, *group.parents):
-                with suppress(OSError):
-                    yield (root / parent.relative_to("/") / name).read_text()
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root = CGROUPS / "memory" if controllers else CGROUPS
+        group = Path(path)
+        for parent in (group, *group.parents):
+            yield MemoryGroup(root / parent.relative_to("/"), version=1 if controllers else 2)
 
 
 def peak_memory_bytes(device: "torch.device") -> int:

@@ -259,19 +259,31 @@ def test_copies_that_do_not_fit_or_that_the_loader_cannot_read_are_refused(
 def test_memory_is_that_which_the_control_group_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    limits = {
+    files = {
         "job/memory.max": 900,
+        "job/memory.current": 300,
+        "job/memory.stat": "anon 200\nfile 100\ninactive_file 50",
         "job/step/memory.max": "max",
+        "job/step/memory.current": 100,
         "memory/job/memory.limit_in_bytes": 800,
+        "memory/job/memory.usage_in_bytes": 500,
+        "memory/job/memory.stat": "inactive_file 10\ntotal_inactive_file 40",
+        "full/memory.max": 900,
+        "full/memory.current": 950,
     }
-    for name, limit in limits.items():
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{limit}\n")
+        (tmp_path / name).write_text(f"{content}\n")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "PROCESS_CGROUPS", tmp_path / "own")
-    for own, limit in (("0::/job/step", 900), ("4:memory:/job", 800)):  # versions 2 and 1
+    left_bytes = {
+        "0::/job/step": 900 - 300 + 50,  # version 2
+        "4:memory:/job": 800 - 500 + 40,  # version 1
+        "0::/full": 0,
+    }
+    for own, left in left_bytes.items():
         (tmp_path / "own").write_text(f"{own}\n")
-        assert memory.available_memory_bytes() == limit
+        assert memory.available_memory_bytes() == left
     (tmp_path / "own").write_text("0::/\n")
     assert memory.available_memory_bytes() > 1_000_000
 
