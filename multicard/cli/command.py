@@ -65,6 +65,8 @@ def execute(
         if of_site:
             say(site_defaults.notice(of_site), error=True)
         name = workload.entry.removesuffix(".py")
+        # With -m, Hydra calls CellSweeper and CellLauncher (hydra_plugins/multicard_launchers), and
+        # not this task.
         hydra.main(version_base="1.3", config_path=str(workloads.CONF), config_name=name)(
             HydraTask(command).measure
         )()

@@ -56,7 +56,10 @@ def endless_batches(batches: MeasuredBatches, epoch: int) -> Iterator[Batch]:
 
 
 def train_on(engine: TuningEngine, probe: Probe, batches: Iterator[Batch]) -> None:
-    """Make the engine train until `batches` end, without measuring."""
+    """Make the engine train until `batches` end, without measuring.
+
+    While the probe has a substitute, the engine gets its batches from there.
+    """
     with mock.patch.object(probe, "substitute", batches):
         engine.train_pass()
 
@@ -70,7 +73,9 @@ def step_batches(
     """
     while proceed():
         for _ in range(probe.config.gradient_accumulation_steps):
-            yield probe.to_device(map_tensors(next(feed), lambda tensor: tensor))
+            # Recipes remove entries from a batch, and ablations use it again.
+            copied_batch = map_tensors(next(feed), lambda tensor: tensor)
+            yield probe.to_device(copied_batch)
 
 
 def profile_steps(
@@ -100,7 +105,7 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
     """Mark the engine's phases for a profiler.
 
     In `data`, the engine waits for a batch, and in `h2d`, it copies the batch. `forward` calls the
-    model and computes the loss. `backward` also has clipping and the counts of tokens. `optimizer`
+    model and computes the loss. `backward` includes clipping and the counts of tokens. `optimizer`
     is the last phase.
     """
     batch_to_device = torchtune.utils.batch_to_device
@@ -115,29 +120,35 @@ def named_phases(engine: TuningEngine, probe: Probe, ranges: Ranges) -> Iterator
         backward(*arguments, **keywords)
 
     hooks = [engine.model.register_forward_pre_hook(lambda *_: ranges.open("forward"))]
-    if not probe.config.optimizer_in_bwd:  # With it, weights are updated in the backward pass.
+    if not probe.config.optimizer_in_bwd:  # Else weights are updated in the backward pass.
         hooks.extend(
             optimizer.register_step_pre_hook(lambda *_: ranges.open("optimizer"))
             for optimizer in engine.optimizers
         )
-    with (
-        mock.patch.object(torchtune.utils, "batch_to_device", marked_copy),
-        mock.patch.object(torch.Tensor, "backward", marked_backward),
-        mock.patch.object(probe, "ranges", ranges),
-    ):
-        yield
-    for hook in hooks:
-        hook.remove()
+    try:
+        with (
+            mock.patch.object(torchtune.utils, "batch_to_device", marked_copy),
+            mock.patch.object(torch.Tensor, "backward", marked_backward),
+            mock.patch.object(probe, "ranges", ranges),
+        ):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def measure_ablations(
     engine: TuningEngine, probe: Probe, step_s: float
 ) -> dict[str, list[float]] | None:
-    """Return the times of the ablations.
+    """Return the times of the ablations, each in seconds a step, by the names in `diagnosis`.
 
-    `alone` and `core` leave out the exchange of weights and gradients, but not a recipe's
-    all-reduces of counts and losses. All ablations use the same batches in the same order, because
-    rows, and thus steps, differ in length.
+    `whole` is the step as it is. `device` and `host` have their batches on the device or in the
+    host's memory, `input` only fetches and copies batches, and `half` has half of each batch.
+    `alone` and `core` (`alone` with batches on the device) leave out the exchange of weights and
+    gradients, but not a recipe's all-reduces of counts and losses.
+
+    All ablations use the same batches in the same order, because rows, and thus steps, differ in
+    length.
     """
     rank = probe.rank
     per_step = probe.config.gradient_accumulation_steps
@@ -151,38 +162,42 @@ def measure_ablations(
     host_batches = list(islice(feed(), per_step * diagnosis.MOST_STEPS))
     device_batches = list(map(copy_to_device, host_batches))
 
-    def time_steps(batches: Iterator[Batch], count: int) -> float:
-        marks_s: list[float] = []  # It starts at the engine's first request for a batch.
+    def time_steps(batches: Iterator[Batch], steps: int) -> float:
+        """Return the time from the first step's request for a batch to the end of the last."""
+        marks_s: list[float] = []  # When the engine asked for a step's first batch.
 
         def proceed() -> bool:
-            if len(marks_s) in (0, count):
+            is_first_or_last = len(marks_s) in (0, steps)
+            if is_first_or_last:  # The other marks are not used, so the device need not be idle.
                 timing.synchronize(rank.device)
             marks_s.append(timing.clock_s())
-            return len(marks_s) <= count
+            return len(marks_s) <= steps
 
         train_on(engine, probe, step_batches(probe, batches, proceed))
         return marks_s[-1] - marks_s[0]
 
-    def fetch(count: int) -> None:
-        for batch in islice(feed(), count * per_step):
+    def fetch(steps: int) -> None:
+        for batch in islice(feed(), steps * per_step):
             copy_to_device(batch)
 
-    def time_alone(batches: Iterator[Batch], count: int) -> float:
+    def time_alone(batches: Iterator[Batch], steps: int) -> float:
         with without_exchange(engine.model):
-            return time_steps(batches, count)
+            return time_steps(batches, steps)
 
     ablations: dict[str, diagnosis.Ablation] = {
-        "whole": lambda count: time_steps(feed(), count),
-        "device": lambda count: time_steps(iter(device_batches), count),
+        "whole": lambda steps: time_steps(feed(), steps),
+        "device": lambda steps: time_steps(iter(device_batches), steps),
         "input": diagnosis.timed(rank, fetch),
     }
     if rank.device.type == "cuda":
-        ablations["host"] = lambda count: time_steps(iter(host_batches), count)
-    time_core = time_steps
-    if isinstance(engine.model, FSDPModule | DistributedDataParallel) and rank.world_size > 1:
-        time_core = time_alone
-        ablations["alone"] = lambda count: time_alone(feed(), count)
-        ablations["core"] = lambda count: time_alone(iter(device_batches), count)
+        ablations["host"] = lambda steps: time_steps(iter(host_batches), steps)
+    exchanges = (
+        isinstance(engine.model, FSDPModule | DistributedDataParallel) and rank.world_size > 1
+    )
+    if exchanges:
+        ablations["alone"] = lambda steps: time_alone(feed(), steps)
+        ablations["core"] = lambda steps: time_alone(iter(device_batches), steps)
+    time_core = time_alone if exchanges else time_steps
     halves = [half_batch(batch) for batch in device_batches]
     if all(batch is not None for batch in halves):
         tokens = [
@@ -190,11 +205,11 @@ def measure_ablations(
         ]
         has_one_shape = len({values.shape for values in tokens}) == 1
 
-        def time_halves(count: int) -> float:
+        def time_halves(steps: int) -> float:
             # If all whole batches have one shape, code that is compiled for halves must not
             # replace theirs. Compilation happens in the round that warms up.
             with torch._dynamo.config.patch(automatic_dynamic_shapes=not has_one_shape):
-                return time_core(iter(halves), count)
+                return time_core(iter(halves), steps)
 
         ablations["half"] = time_halves
     # The recipes' loaders have no workers, so no batch is prepared in advance.

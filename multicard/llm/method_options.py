@@ -13,7 +13,7 @@ from multicard.config.roles import WAY_TO_TRAIN, Role
 from multicard.messages import Refusal
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "output_proj")
-# PEFT's word for every linear of the layers, except for the output layer.
+# PEFT's word for every linear layer but the output layer.
 ALL_LINEAR = "all-linear"
 FEED_FORWARD = ("mlp.w1", "mlp.w2", "mlp.w3")
 
@@ -47,7 +47,7 @@ class LoraConfig(MethodConfig):
     )
     lora_attn_modules: Any = key(
         list,
-        "layers with adapters: q_proj, k_proj, v_proj, output_proj, or all-linear; of model=hf any",
+        "layers with adapters: q_proj, k_proj, v_proj, output_proj or all-linear; model=hf: any",
         WAY_TO_TRAIN,
     )
     apply_lora_to_mlp: bool = key(True, "adapters in the MLP layers too", WAY_TO_TRAIN)

@@ -11,12 +11,13 @@ from multicard.messages import Message
 from multicard.records.schema import AnyRecord, ScriptRecord
 from multicard.records.trained_weights import ApartBy
 
-SEEN_SHARE = 0.01  # From this share of test images that are also trained on, accuracy is limited.
+# If at least this share of the test images is also trained on, accuracy is not taken at face value.
+SEEN_SHARE = 0.01
 MOST_NAMED = 8  # A sentence lists at most this many slow steps.
-# Codes of facts that the recorder of a script's steps observed. The oldest records have only texts.
+# Codes of facts that the recorder of a script's steps observed.
 APART_CODE = "script.no-process-group"
-OLD_APART = "no process group"
 WENT_ON_CODE = "script.went-on"
+OLD_APART = "no process group"  # Begins the text of that fact in records that have no codes.
 
 
 def is_crowded(record: AnyRecord) -> bool:
@@ -26,6 +27,7 @@ def is_crowded(record: AnyRecord) -> bool:
 
 
 def is_traced(record: AnyRecord) -> bool:
+    """True if the measured steps themselves were profiled."""
     profile = record.config.get("profile")
     return isinstance(profile, dict) and profile.get("window") == ProfileWindow.start
 
@@ -56,15 +58,16 @@ def is_disturbed(record: AnyRecord) -> bool:
 
 
 def is_test_seen(record: AnyRecord) -> bool:
+    """True if too many of the test images are also trained on."""
     repeated = record.data and record.data.repeated
     return repeated is not None and repeated.share_in_both >= SEEN_SHARE
 
 
-def trained_apart(record: AnyRecord) -> bool:
-    """True for a script whose recorder saw that its ranks did not join a process group."""
+def lacks_process_group(record: AnyRecord) -> bool:
+    """True for a script whose ranks joined no process group, so that each trained by itself."""
     if not isinstance(record, ScriptRecord):
         return False
-    if record.trained is not None:
+    if record.trained is not None:  # Records of compared weights name the evidence.
         return record.apart_by == ApartBy.group
     return APART_CODE in record.seen_codes or any(
         text.startswith(OLD_APART) for text in record.seen
@@ -76,6 +79,6 @@ def went_on(record: AnyRecord) -> bool:
     return isinstance(record, ScriptRecord) and WENT_ON_CODE in record.seen_codes
 
 
-def apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
-    """Return a test for scripts whose ranks trained apart, as `reason` shows."""
+def is_apart_by(reason: ApartBy) -> Callable[[AnyRecord], bool]:
+    """Return a test: True for scripts whose ranks trained apart, with `reason` as the evidence."""
     return lambda record: isinstance(record, ScriptRecord) and record.apart_by == reason

@@ -233,7 +233,7 @@ APART = LimitKind(
     sign="a",
     column="trained_apart",
     forbids=_forbidden(Forbids.speed_up, Forbids.prediction),
-    applies=limit_facts.trained_apart,
+    applies=limit_facts.lacks_process_group,
     noted=True,
     brief=True,
 )
@@ -246,7 +246,7 @@ OTHER_WEIGHTS = LimitKind(
     sign="v",
     column="other_weights",
     forbids=_forbidden(Forbids.speed_up, Forbids.prediction),
-    applies=limit_facts.apart_by(ApartBy.values),
+    applies=limit_facts.is_apart_by(ApartBy.values),
     noted=True,
     brief=True,
 )
@@ -259,7 +259,7 @@ OTHER_STEPS = LimitKind(
     sign="n",
     column="other_steps",
     forbids=_forbidden(Forbids.speed_up, Forbids.prediction),
-    applies=limit_facts.apart_by(ApartBy.steps),
+    applies=limit_facts.is_apart_by(ApartBy.steps),
     noted=True,
     brief=True,
 )

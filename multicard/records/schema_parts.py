@@ -1,6 +1,7 @@
-"""The nested structs of a record: its end, amounts, energy, profile, diagnosis and prediction.
+"""The nested structs of a record: how it ended, amounts, energy, profile, diagnosis, prediction.
 
-`schema` assembles them into records.
+`schema` assembles them into records. A `Count` or `Number` may be None: null in JSON, for what is
+not known. A field that is UNSET is left out of the JSON, because it does not concern the run.
 """
 
 from typing import Annotated, Any
@@ -71,7 +72,7 @@ class Limit(Struct):
 
 
 class Divergence(Struct):
-    """The first of the losses that are non-finite from there to the end."""
+    """The step from which on all losses are non-finite, to the end of the run."""
 
     epoch: Annotated[Count, "from 0"] = None
     step: Annotated[Count, "number within the epoch, from 0"] = None
@@ -79,8 +80,9 @@ class Divergence(Struct):
 
 
 class Segment(Struct):
-    """One attempt at a run: one start of its job. A requeued run has several attempts, each
-    with a warm-up.
+    """What the record says of one attempt at a run: one start of its job.
+
+    A requeued run has several attempts, each with a warm-up.
     """
 
     started_at: Annotated[str | None, "UTC, ISO 8601"] = None
@@ -95,8 +97,13 @@ class Segment(Struct):
 
 
 class Attempt(Segment):
-    """A segment with notes of the controller that stay in segments.json until the record is
-    written.
+    """A segment with the controller's notes, which stay in segments.json until the record exists.
+
+    Attributes:
+        data: What the data set held.
+        load: The load of other processes.
+        beside: Number of other runs on the machine.
+        prediction: The prediction that was made before the attempt.
     """
 
     saved_step: Annotated[
@@ -111,9 +118,7 @@ class Attempt(Segment):
 
 
 class Load(Struct):
-    """The load of other processes, from before the ranks started until they had ended, as the
-    average number of busy cores.
-    """
+    """The load of other processes, on average from before the ranks started to their end."""
 
     seconds: Number = None
     others_cores: Annotated[Number, "cores of the run that were busy for other processes"] = None
@@ -144,7 +149,7 @@ class Statistics(Struct):
     slow_steps: Annotated[
         list[Int],
         "steps of the run, from 0, that took over three times the median, also per token;"
-        " empty if they are fewer than one in twenty",
+        " rare ones, fewer than one in twenty, are not listed",
     ] = []
     definition: Annotated[str | UnsetType, "slowest rank's clock; absent in older records"] = UNSET
 
@@ -174,6 +179,8 @@ class Memory(Struct):
 
 
 class Parts(Struct, frozen=True):
+    """A number of bytes, divided by what they were moved for."""
+
     train: Count = None
     evaluate: Count = None
 

@@ -239,7 +239,11 @@ def _template_texts(config: LlmConfig, row: dict[str, Any]) -> Sequence[str]:
     if template is None:
         return ()
     is_instruction = isinstance(template.pair_template, dict)
-    return template.around if not is_instruction or row.get("input") else templates.INSTRUCT_PAIRS
+    return (
+        template.around
+        if not is_instruction or row.get("input")
+        else templates.INSTRUCT_AROUND_PAIRS
+    )
 
 
 def _counter(config: LlmConfig, inputs: Inputs) -> Callable[[str], int]:

@@ -390,7 +390,7 @@ def from_columns(config: LlmConfig, row: Row) -> Conversation:
     assert prompt_template is not None
     parts = [prompt_template.around[0], text, prompt_template.around[-1]]
     if "instruction" in row:
-        first, last = templates.INSTRUCT_PAIRS
+        first, last = templates.INSTRUCT_AROUND_PAIRS
         parts = [first, row["instruction"], last]
         if text:
             first, middle, last = prompt_template.around

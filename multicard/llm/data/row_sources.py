@@ -370,7 +370,7 @@ def sample(config: LlmConfig, count: int) -> list[Row]:
 def texts(config: LlmConfig, rows: list[Row]) -> list[str]:
     """Return the texts of rows and of the template around them, to train the embedded tokenizer."""
     template = templates.chosen(config)
-    pairs = templates.INSTRUCT_PAIRS if methods.chosen(config).pairs else ()
+    pairs = templates.INSTRUCT_AROUND_PAIRS if methods.chosen(config).pairs else ()
     template_texts = [*(template.around if template else ()), *pairs]
     all_texts = []
     for row in rows:

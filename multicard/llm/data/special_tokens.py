@@ -30,10 +30,11 @@ class SpecialTokens:
         self._first_tokens = frozenset(self.one_token.findall(first_run[0]) if first_run else ())
 
     def end_length(self, run: str) -> int:
-        """Return how many characters of the special tokens after an answer belong to it.
+        """Return how many characters of a run of special tokens belong to the answer before it.
 
-        A token that begins the whole text does not end an answer: after each answer, Command A
-        writes the beginning of another one.
+        A token with which the whole text begins does not end an answer. Command A's template writes
+        `<|END|><|START|>` after each answer, where `<|START|>` also begins the text: from there on,
+        the run belongs to the next message.
         """
         for token in self.one_token.finditer(run):
             if token.start() and token[0] in self._first_tokens:
@@ -41,10 +42,12 @@ class SpecialTokens:
         return len(run)
 
     def next_message_start(self, text_after: str) -> str:
-        """Return the text with which another message begins, if it has a special token.
+        """Return what follows the tokens that end an answer, if it begins another message.
+
+        It does so if it has a special token. Otherwise, the result is empty.
 
         Args:
-            text_after: the text after an answer.
+            text_after: The text after an answer's content.
         """
         first_run = self.token_run.search(text_after)
         rest = (
@@ -59,10 +62,11 @@ class SpecialTokens:
         return any(run.end() == len(text) for run in self.token_run.finditer(text))
 
     def shared_length(self, prompt: str, text: str) -> int:
-        """Return the length of the beginning that a prompt and a text share.
+        """Return the length of the beginning that a prompt and a text share, in characters.
 
-        It counts whole tags and words, in characters. If the prompt differs after a tag that opens
-        reasoning, this tag belongs to the answer.
+        Only whole tags and words count. If the two part right after a tag that opens reasoning,
+        this tag belongs to the answer. With the prompt `<bot><think></think>` and the text
+        `<bot><think>Because`, the length is that of `<bot>`.
         """
         length = 0
         for unit in self._unit.finditer(prompt):
@@ -73,11 +77,14 @@ class SpecialTokens:
         return length
 
     def prompt_length_within(self, prompt: str, before: str, span: str) -> int:
-        """Return how many characters at the beginning of a span still belong to the prompt.
+        """Return how many characters at the beginning of a marked span belong to the prompt.
 
-        The prompt may begin in the text before the span, or with the span.
+        The mark may stand within the prompt: then `before` ends with the prompt's first part, and
+        the span begins with the rest. With the prompt `<bot><think>`, the text `<user>Hi<bot>`
+        before the mark and the span `<think>Because`, `<think>` belongs to the prompt. If the
+        prompt is not found in this way, the beginning that it shares with the span counts.
         """
-        for begin in range(len(prompt)):
-            if before.endswith(prompt[:begin]) and span.startswith(prompt[begin:]):
-                return len(prompt) - begin
+        for cut in range(len(prompt)):
+            if before.endswith(prompt[:cut]) and span.startswith(prompt[cut:]):
+                return len(prompt) - cut
         return self.shared_length(prompt, span)

@@ -21,8 +21,9 @@ class Template:
             it too.
         prompt_template: torchtune's `prompt_template` for rows with one answer; None if the
             builder has a template of its own.
-        pair_template: the same for pairs, whose builder has no template.
-        deck: the kinds of synthetic rows.
+        pair_template: the same for preference pairs (a chosen and a rejected answer), whose builder
+            has no template of its own.
+        deck: functions that make synthetic rows. Each is used once before one is used again.
     """
 
     builder: str
@@ -33,9 +34,9 @@ class Template:
     deck: tuple[synthetic.Row, ...]
 
 
-# torchtune only has Alpaca's template within a data set. For pairs it is written as the beginning
-# and the end of a prompt.
-INSTRUCT_PAIRS = [
+# torchtune's Alpaca template is a part of its data set, which cannot be used for preference pairs.
+# So it is repeated here, as the text before and after a prompt.
+INSTRUCT_AROUND_PAIRS = [
     (
         "Below is an instruction that describes a task. Write a response that appropriately"
         " completes the request.\n\n### Instruction:\n"
@@ -59,7 +60,7 @@ TEMPLATES: dict[str, Template] = {
             "\n\n### Response:\n",
         ),
         prompt_template=None,
-        pair_template={"user": INSTRUCT_PAIRS},
+        pair_template={"user": INSTRUCT_AROUND_PAIRS},
         deck=synthetic.INSTRUCT,
     ),
     "grammar": Template(
@@ -94,7 +95,7 @@ def check(config: LlmConfig) -> None:
     facts = DATASETS[data]
     fitting = [facts.template]
     if facts.any_template:
-        fitting += TEMPLATES
+        fitting.extend(TEMPLATES)
     elif facts.conversations:
         fitting.append("instruct")
     if name not in fitting:

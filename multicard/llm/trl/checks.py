@@ -1,6 +1,7 @@
 """Check a built model before it is tuned, and refuse models that would not be tuned as configured.
 
-The checks that run the model do so within `without_trace`, which leaves the model unchanged.
+A refusal is a ValueError. The checks that run the model do so within `without_trace`, which leaves
+the model unchanged.
 """
 
 from typing import Any
@@ -20,10 +21,10 @@ from multicard.messages import Refusal
 
 
 def check_quantised(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a method that would leave layers unquantised.
+    """Refuse a method that would leave layers unquantised.
 
-    It quantises linears, but not experts whose weights are one tensor. torchao also skips linears
-    whose width the group size does not divide.
+    Methods quantise linears, but not experts whose weights are stacked in one tensor. torchao also
+    skips linears whose width the group size does not divide.
     """
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
@@ -35,6 +36,7 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
         unquantised += [
             name
             for name, weight in model.named_parameters()
+            # Stacked experts have three dimensions, and so have the kernels of convolutions.
             if weight.dim() == 3 and "conv" not in name and id(weight) in text_ids
         ]
         if unquantised:
@@ -53,7 +55,7 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
 
 
 def check_kernels(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) Liger's kernels for a model that Liger would ignore in silence."""
+    """Refuse Liger's kernels for a model that Liger would silently ignore."""
     if config.kernels is not Kernels.liger:
         return
     from liger_kernel.transformers import (
@@ -71,17 +73,25 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
 
 
 def check_rows(model: Any, config: LlmConfig) -> None:
-    """Refuse (ValueError) a model whose training would compute something else than asked for.
+    """Refuse a model whose training would not compute what was asked for.
 
-    A token may attend to later tokens. With packing, a token may attend to another row: many models
-    of transformers (Falcon, OPT, Mamba) do not separate rows by their positions. TRL's loss may
-    also compute other logits than the model itself: it scales and caps them if the configuration
-    has certain keys.
+    Three things may be wrong:
+
+    - The model is not causal: its tokens attend to later ones.
+    - With packing, tokens attend to the row before theirs. Many models of transformers (Falcon,
+      OPT, Mamba) ignore the positions that separate rows.
+    - TRL's loss computes other logits than the model itself: it scales and caps them if the
+      configuration has certain keys.
+
+    To find out, the tokens of one half of a sequence are changed: in which places of the other half
+    do the logits change?
     """
-    tokens = torch.arange(8, device=next(model.parameters()).device)[None]  # Two rows of 4 tokens.
-    options = {"use_cache": False} | ({"position_ids": tokens % 4} if config.packed else {})
-    first_row_changed = torch.where(tokens < 4, tokens + 8, tokens)
-    second_row_changed = torch.where(tokens >= 4, tokens + 8, tokens)
+    tokens = torch.arange(8, device=next(model.parameters()).device)[None]
+    options: dict[str, Any] = {"use_cache": False}
+    if config.packed:
+        options["position_ids"] = tokens % 4  # Two rows of 4 tokens.
+    with_other_first_half = torch.where(tokens < 4, tokens + 8, tokens)
+    with_other_second_half = torch.where(tokens >= 4, tokens + 8, tokens)
 
     def logits_of(row_tokens: torch.Tensor) -> torch.Tensor:
         return model(input_ids=row_tokens, **options).logits[0].float()
@@ -90,16 +100,16 @@ def check_rows(model: Any, config: LlmConfig) -> None:
     path = config.model.path
     with without_trace(model), refuse_unreadable(config.model, "TRL"):
         own_logits = logits_of(tokens)
-        first_logits = logits_of(first_row_changed)
-        second_logits = logits_of(second_row_changed)
+        first_logits = logits_of(with_other_first_half)
+        second_logits = logits_of(with_other_second_half)
         trl_log_probs = model(
             input_ids=tokens, labels=tokens, fused_lm_head=True, **options
         ).log_probs[0]
-    rounding = (1e-3 if config.formats.products == "fp32" else 0.05) * own_logits.std()
-    # For each token, True if its logits stay the same when the tokens of a row change.
-    unchanged_by_first = (own_logits - first_logits).abs().amax(1) < rounding
-    unchanged_by_second = (own_logits - second_logits).abs().amax(1) < rounding
-    if not unchanged_by_second[:4].all():
+    tolerance = (1e-3 if config.formats.products == "fp32" else 0.05) * own_logits.std()
+    # For each place, True if its logits stay the same when the tokens of a half change.
+    same_without_first_half = (own_logits - first_logits).abs().amax(1) < tolerance
+    same_without_second_half = (own_logits - second_logits).abs().amax(1) < tolerance
+    if not same_without_second_half[:4].all():
         raise Refusal(
             "llm.folder-not-causal",
             f"model.path={path}: the model is not causal, because its tokens attend to later ones;"
@@ -107,7 +117,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
             key="model.path",
             value=path,
         )
-    if config.packed and not unchanged_by_first[4:].all():
+    if config.packed and not same_without_first_half[4:].all():
         raise Refusal(
             "llm.folder-packed",
             "packed=true: the model reads all rows of a packed sequence as one row; use"
@@ -115,7 +125,7 @@ def check_rows(model: Any, config: LlmConfig) -> None:
             key="packed",
         )
     model_log_probs = own_logits[:-1].log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
-    if not ((trl_log_probs - model_log_probs).abs() < rounding).all():
+    if not ((trl_log_probs - model_log_probs).abs() < tolerance).all():
         raise Refusal(
             "llm.folder-logits",
             f"model.path={path}: the logits in TRL's loss differ from the model's own; give another"

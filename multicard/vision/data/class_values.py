@@ -1,7 +1,7 @@
 """Judge by the name and the values of a column whether it holds classes, or something else.
 
 If no column is named as classes are, a column is assumed to hold them unless its name or its values
-speak against it.
+suggest otherwise.
 """
 
 import ast
@@ -34,7 +34,7 @@ WORDS_AGAINST_CLASSES = {
     *("latitude", "longitude", "lat", "lon", "gps", "location", "fold", "split"),
     *("rle", "pixels", "mask", "bbox", "box", "boxes", "segmentation", "polygon", "thumbnail"),
 }
-# Names of columns that give an object's place in the image, in any case.
+# Names of columns that give an object's place in the image, in upper or lower case.
 BOXES = re.compile(
     r"(x|y)_?(min|max|center|centre|[12])|(min|max)_?(x|y)|b?box(_?(x|y|w|h|x1|y1|x2|y2))?"
     r"|bounding_?box|encoded_?pixels|rle|segmentation|polygon|region_shape_attributes",
@@ -48,7 +48,8 @@ MOST_WORDS = 8  # A value with more words is a sentence, not the name of a class
 SEPARATORS = ("|", ";", "\n", ",", "/", "+", "&", " and ", " ")
 LIST_SEPARATORS = ("|", ";")
 MOST_UNREPEATED = 20  # Up to this many whole numbers may be classes, even with one row each.
-SHARE_OF_SEVERAL = 0.1  # If more of the images have several labels, that is no mistake.
+# If more of the images have several labels, the table means it. Fewer are errors in the table.
+SHARE_OF_SEVERAL = 0.1
 
 
 def name_speaks_against_classes(name: str) -> bool:
@@ -58,7 +59,7 @@ def name_speaks_against_classes(name: str) -> bool:
 
 
 def reason_against_classes(values: Sequence[str]) -> str | None:
-    """Return in words why these values cannot be classes, or None if they may be.
+    """Return, in words, why these values are hardly classes, or None if they may be.
 
     This judges columns whose names are not known to mean classes.
     """
@@ -75,9 +76,9 @@ def reason_against_classes(values: Sequence[str]) -> str | None:
     }
     for kind, matches_kind in kinds.items():
         if any(matches_kind(value) for value in distinct):
-            return f"its values are {kind}"
+            return f"it has {kind}"
     if len(distinct) > len(present_values) / 2:
-        return "most of its values occur in a single row"
+        return f"it has {len(distinct):,} different values in {len(present_values):,} rows"
     return None
 
 
@@ -117,7 +118,13 @@ class SeveralLabels(NamedTuple):
 
 
 def _find_several_labels(labels: Sequence[str]) -> SeveralLabels | None:
-    """Find a value that holds several labels. Return None if each value is one label."""
+    """Find a value that holds several labels. Return None if each value is one label.
+
+    A value holds several labels if it is a list, or if a separator divides it into parts each of
+    which is also the whole of another value (`cat/dog` beside `cat` and `dog`). For `|` and `;`, it
+    is enough that one part is, or that one part stands elsewhere in another value (`cat|dog`,
+    `dog|cat`).
+    """
     distinct = sorted({*labels} - {""})
     for label in distinct:
         if label.startswith(("[", "(", "{")):
@@ -125,23 +132,23 @@ def _find_several_labels(labels: Sequence[str]) -> SeveralLabels | None:
             if listed is not None and len(listed) != 1:
                 return SeveralLabels(label, listed, "")
     for separator in SEPARATORS:
-        split = dict[str, list[str]]()
-        single_labels = set[str]()
+        parts_of = dict[str, list[str]]()
+        undivided = set[str]()
         for label in distinct:
             # Some files end each list with a separator: a|b|
             label_text = label.strip(f"{separator} ") if separator in LIST_SEPARATORS else label
             parts = [part.strip() for part in label_text.split(separator)]
             if len(parts) > 1 and all(parts):
-                split[label] = parts
+                parts_of[label] = parts
             else:
-                single_labels.add(label_text)
-        for label, parts in split.items():
-            if {*parts} <= single_labels:
+                undivided.add(label_text)
+        for label, parts in parts_of.items():
+            if {*parts} <= undivided:
                 return SeveralLabels(label, parts, separator)
         if separator in LIST_SEPARATORS:
-            moved_words = _words_in_several_places(split.values(), single_labels)
-            for label, parts in split.items():
-                if moved_words & {*parts}:
+            free_parts = _parts_used_freely(parts_of.values(), undivided)
+            for label, parts in parts_of.items():
+                if free_parts & {*parts}:
                     return SeveralLabels(label, parts, separator)
     return None
 
@@ -154,8 +161,8 @@ def _parse_list(text: str) -> list[str] | None:
     return None
 
 
-def _words_in_several_places(splits: Iterable[Sequence[str]], single_labels: set[str]) -> set[str]:
-    """Return the words that occur alone, or at different positions in several values.
+def _parts_used_freely(splits: Iterable[Sequence[str]], undivided: set[str]) -> set[str]:
+    """Return the parts that are also a whole value, or stand at different positions in values.
 
     The levels of a hierarchy (bird|owl) keep their position, so they are not returned.
     """
@@ -163,17 +170,17 @@ def _words_in_several_places(splits: Iterable[Sequence[str]], single_labels: set
     for parts in splits:
         for number, part in enumerate(parts):
             places[part].add(number)
-    return {part for part, numbers in places.items() if len(numbers) > 1 or part in single_labels}
+    return {part for part, numbers in places.items() if len(numbers) > 1 or part in undivided}
 
 
 def require_classes_not_measurements(place: str, column: str, labels: Sequence[str]) -> None:
-    """Refuse measurements: numbers with decimals, or many numbers that mostly occur once."""
+    """Refuse measurements: numbers that hardly repeat, if some have decimals or they are many."""
     present_values = [label for label in labels if label]
     distinct = {*present_values}
     if not all(NUMBER.fullmatch(label) for label in distinct):
         return
-    are_many = any(map(is_fraction, distinct)) or len(distinct) > MOST_UNREPEATED
-    if are_many and len(distinct) > len(present_values) / 2:
+    may_be_measured = any(map(is_fraction, distinct)) or len(distinct) > MOST_UNREPEATED
+    if may_be_measured and len(distinct) > len(present_values) / 2:
         raise Refusal(
             "photographs.measurements",
             f"{place}: {column} holds {len(distinct):,} different numbers in"
@@ -200,19 +207,19 @@ def require_whole_images(
         parts: The part of each row.
     """
     rows = Counter(zip(images, parts, strict=True))
-    images_in_rows = sum(row_count > 1 for row_count in rows.values())
-    if not images_in_rows:
+    repeated_images = sum(row_count > 1 for row_count in rows.values())
+    if not repeated_images:
         return
     boxes = [name for name in columns if BOXES.fullmatch(re.sub(r"[ .-]+", "_", name.strip()))]
     if boxes:
         raise Refusal(
             "photographs.objects",
             f"{place}: gives the places of objects ({', '.join(boxes[:4])}), with"
-            f" {count(images_in_rows, 'image')} in several rows, but a classifier takes whole"
+            f" {count(repeated_images, 'image')} in several rows, but a classifier takes whole"
             f" images; {WRITE_A_TABLE}",
             key="dataset.root",
             columns=boxes,
-            images=images_in_rows,
+            images=repeated_images,
         )
     labels_of = defaultdict[Hashable, set[str]](set)
     for image, label in zip(images, labels, strict=True):
@@ -236,25 +243,25 @@ def guessed_column_notice(
     labels: Sequence[str],
     column_names: Mapping[str, str | None],
 ) -> Message:
-    """Return the notice that a column is taken for the classes as the only one beside the images.
+    """Return the notice that a column is taken as the classes: the only one beside the images.
 
     Raises:
-        Refusal: The column's name or values speak against it, or the images lie in folders that
+        Refusal: The column's name or values suggest otherwise, or the images lie in folders that
             may be the classes.
     """
     remedy = override("dataset.columns", {**column_names, "label": column})
     folders = other_folders(images, labels)
     reason = reason_against_classes(labels)
     if name_speaks_against_classes(column):
-        reason = "its name says so"
+        reason = "its name suggests so"
     elif folders:
         shown = [folder.name for folder in folders[:3]]
         reason = f"the images lie in folders with other names, such as {' and '.join(shown)}"
     if reason is None:
         return Message(
             "photographs.guessed-column",
-            f"{place}: takes {column} for the classes, as it is the only column besides the images;"
-            f" `{remedy}` names it explicitly",
+            f"{place}: takes {column} as the classes, because it is the only column besides the"
+            f" images; `{remedy}` names it explicitly",
             key="dataset.columns",
             place=place,
             column=column,
@@ -276,7 +283,11 @@ def guessed_column_notice(
 
 
 def other_folders(images: Sequence[EncodedImage], labels: Sequence[str]) -> list[Path]:
-    """Return the images' folders if they may be classes that differ from the labels."""
+    """Return the images' folders if they may be classes, and other ones than the labels.
+
+    The result is empty if images have no folders (they are stored in the table), if the folders are
+    numbered or are parts of the data such as `train`, or if folders and labels match one to one.
+    """
     paths = [image for image in images if isinstance(image, Path)]
     if len(paths) < len(images):
         return []
@@ -285,13 +296,15 @@ def other_folders(images: Sequence[EncodedImage], labels: Sequence[str]) -> list
     if len(names) < 2 or are_numbered(names) or part_names.named(names):
         return []
     pairs = {(path.parent.name, label) for path, label in zip(paths, labels, strict=True)}
-    return [] if len(pairs) == len(names) == len({*labels}) else folders
+    match_one_to_one = len(pairs) == len(names) == len({*labels})
+    return [] if match_one_to_one else folders
 
 
 def _overrides_for_folders(folders: Sequence[Path]) -> str | None:
-    """Return the overrides that take these folders for the classes.
+    """Return the overrides that take these folders as the classes.
 
-    Return None if they do not lie in one folder. That folder may itself be one part of the data.
+    Return None if they do not lie in one folder. That folder may itself be one part of the data,
+    such as `train`, so the overrides hold out a share of it.
     """
     above = {folder.parent for folder in folders}
     if len(above) != 1:
