@@ -15,7 +15,7 @@ from multicard.machine.environment import host
 from multicard.measure.memory import SHARED_MEMORY, DeviceMemory
 from multicard.messages import Message, Refusal, printable
 from multicard.ranks import interruption
-from multicard.records.schema_parts import Cause as Failure
+from multicard.records.schema_parts import Failure
 
 
 class Interrupted(BaseException):

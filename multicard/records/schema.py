@@ -19,10 +19,10 @@ from multicard.config.schema import nested_without_older
 from multicard.records.arithmetic import Arithmetic
 from multicard.records.schema_data import DataContent, HeldOut, Ignored, TextRows
 from multicard.records.schema_parts import (
-    Cause,
     Communication,
     Diagnosis,
     Divergence,
+    Failure,
     Gpu,
     Limit,
     Load,
@@ -131,7 +131,7 @@ class Record(Struct, kw_only=True):
     name: Annotated[str | None, "name of the sweep, or of the run's parent folder"] = None
     job: Annotated[str | None, "SLURM's job id"] = None
     status: Annotated[str, "ok, oom, diverged, failed, timeout, preempted, interrupted or refused"]
-    cause: Annotated[Cause | None, "null if the run ended ok"] = None
+    cause: Annotated[Failure | None, "null if the run ended ok"] = None
     started_at: Annotated[str | None, "UTC, ISO 8601"] = None
     axes: Annotated[dict[str, Scalar], "values of the settings that sweeps vary, as used"]
     repetition: Annotated[Count, "number of this measurement of its cell, from 1 (`repeat`)"] = None

@@ -14,7 +14,7 @@ from multicard.records.schema_data import DataContent
 from multicard.records.schema_types import Count, Float, Int, Number
 
 
-class Cause(Struct, frozen=True):
+class Failure(Struct, frozen=True):
     """Why a run did not end ok. A `Message` passed as `message` also sets the code, the key and the
     facts.
     """
@@ -111,7 +111,7 @@ class Attempt(Segment):
     ] = None
     data: "DataContent | None" = None
     started_s: Annotated[Number, "when its start-up began, on the machine's clock"] = None
-    failure: Cause | None = None
+    failure: Failure | None = None
     load: "Load | None" = None
     beside: Count = None
     prediction: "Prediction | None" = None

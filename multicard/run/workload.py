@@ -11,7 +11,7 @@ from multicard.messages import Message
 from multicard.records.content import Parts
 from multicard.records.schema import AnyRecord
 from multicard.records.schema_data import RepeatedImages
-from multicard.records.schema_parts import Cause as Failure
+from multicard.records.schema_parts import Failure
 
 
 @dataclass(frozen=True)

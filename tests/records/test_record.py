@@ -21,7 +21,7 @@ from multicard.records.journal import Journal, JournalError
 from multicard.records.progress import Board, RankProgress
 from multicard.records.rank_files import VisionRankEpoch, VisionReport
 from multicard.records.schema_environment import Environment
-from multicard.records.schema_parts import Cause
+from multicard.records.schema_parts import Failure
 from multicard.run import progress_bar
 from multicard.run.progress_bar import InSweep, ProgressBar
 from tests.conftest import ROOT
@@ -169,7 +169,7 @@ def test_a_run_that_was_not_measured_has_the_keys_of_all_records(tmp_path: Path)
 def test_a_cause_has_what_its_message_says_as_data(tmp_path: Path):
     message = Message("run.too-much", "gpus=9: too many", key="gpus", value=9, folder=tmp_path)
     run = records.as_run(records.vision(status="refused") | {"folder": str(tmp_path)})
-    run.record.cause = Cause("refused", message)
+    run.record.cause = Failure("refused", message)
     run_folder.write_result(run)
     read = run_folder.read(tmp_path)
     assert (
