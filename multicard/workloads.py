@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ WORKLOADS = (vision.WORKLOAD, llm.WORKLOAD, script.WORKLOAD)
 ALL = "all"  # `experiment=all` stands for every experiment of an entry.
 
 
+@cache  # It takes a tenth of a second, and a process may run several commands.
 def register() -> None:
     """Store the schemas under the names by which the files in `conf/` refer to them (`schema/...`).
 
