@@ -1,7 +1,7 @@
 """The workloads of all entries: their schemas in Hydra's store, their options and experiments."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -75,7 +75,8 @@ def optional_groups(workload: Workload) -> list[str]:
     return [group for group, option in _defaults(workload).items() if option is None]
 
 
-def _defaults(workload: Workload) -> dict[str, str | None]:
+@cache  # A command asks many times, and reading the file takes 20 ms.
+def _defaults(workload: Workload) -> Mapping[str, str | None]:
     """Return the entry's default option of each group."""
     entries = (
         entry for entry in OmegaConf.load(_file(workload)).defaults if not isinstance(entry, str)
@@ -102,11 +103,12 @@ def defaults(kind: str) -> dict[str, Any]:
     return (
         keys
         | {key: value for key, value in entry_config.items() if not isinstance(value, dict | list)}
-        | _defaults(workload)
+        | dict(_defaults(workload))
     )
 
 
-def known_keys(workload: Workload) -> dict[str, set[Any]]:
+@cache
+def known_keys(workload: Workload) -> Mapping[str, set[Any]]:
     """Return every group and key that a command line may set, with the types that it may have.
 
     The keys of all options are included.

@@ -3,7 +3,7 @@
 Hydra reads `1.10`, `1e3` or `007` as a number, and forgets how it was written. Quotes prevent this.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 from antlr4 import CommonTokenStream, InputStream, ParserRuleContext
@@ -32,7 +32,7 @@ def with_quotes(words: list[str], workload: Workload) -> list[str]:
 
 
 def _with_quotes(
-    word: str, types: dict[str, set[Any]], workload: Workload, has_literals: bool
+    word: str, types: Mapping[str, set[Any]], workload: Workload, has_literals: bool
 ) -> str:
     key, sign, _ = word.lstrip("+").partition("=")
     key_types = types.get(key, set())

@@ -29,7 +29,7 @@ class Named:
     refuse: Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Compared by identity, so that results for one can be kept.
 class Workload:
     """The functions and schemas of one entry.
 
