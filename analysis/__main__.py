@@ -4,7 +4,6 @@ FOLDER is multirun by default. An error is one line, `refused: ...`, and exit co
 """
 
 import argparse
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ from .commands import (
     sync,
     table,
 )
-from .experiments import Experiment, Panel
+from .own_panels import own_panels
 from .runs import by_int4, load, sql
 from .runs.load import FoundRuns
 
@@ -200,27 +199,10 @@ def _filled_table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
         )
     if options.all:
         return table.output(table.tables(experiment, panels))
-    # If no folder is named, the runs may be of any sweep, such as one of the user's photographs.
-    is_named = options.folders != [MULTIRUN]
-    own_panels = [panel for panel in panels if is_named or panel.is_of_experiment]
-    if not own_panels:
-        raise _of_other_sweeps(experiment, panels)
-    chosen, other_panels = experiments.fullest(own_panels)
+    shown = own_panels("table", experiment, panels, options.folders)
+    chosen, other_panels = experiments.fullest(shown)
     return table.output(
-        table.tables(experiment, chosen), len(other_panels) + len(panels) - len(own_panels)
-    )
-
-
-def _of_other_sweeps(experiment: Experiment, panels: Sequence[Panel]) -> Refusal:
-    sweep = panels[0].runs[0].folder.parent
-    shows = f"{typed('-m analysis')} table {experiment.name} {shlex.quote(str(sweep))}"
-    return Refusal(
-        "table.of-other-sweeps",
-        f"{experiment.name} is not measured; `{experiment.command}` measures it. Runs of other"
-        f" sweeps have some of its cells: `{shows}` shows them",
-        experiment=experiment.name,
-        command=experiment.command,
-        shows=shows,
+        table.tables(experiment, chosen), len(other_panels) + len(panels) - len(shown)
     )
 
 
@@ -251,7 +233,9 @@ def _figure(options: argparse.Namespace) -> int:
     if options.name is None:
         raise _without_name("figure", draw.known_names())
     found_runs = load.read(options.folders)
-    lines = draw.write(options.name, found_runs.runs, options.out, options.mix, options.all)
+    lines = draw.write(
+        options.name, found_runs.runs, options.out, options.mix, options.all, options.folders
+    )
     print("\n".join([*lines, *skipped_lines(found_runs.skipped)]))
     return 0
 

@@ -12,6 +12,7 @@ from multicard.records.text_table import clean
 
 from .. import experiments
 from ..experiments import Experiment, Panel
+from ..own_panels import own_panels
 from ..runs.load import Run
 from ..stats.between_runs import RepeatedRuns
 from . import ALL
@@ -71,11 +72,17 @@ def experiment_figures(experiment: Experiment, panels: Sequence[Panel]) -> list[
 
 
 def write(
-    name: str, runs: Sequence[Run], out: Path, mix: bool = False, whole: bool = False
+    name: str,
+    runs: Sequence[Run],
+    out: Path,
+    mix: bool = False,
+    whole: bool = False,
+    folders: Sequence[Path] = (),
 ) -> list[str]:
     """Write the figures of a name.
 
     Args:
+        folders: the folders of the runs, as the user named them.
         out: a file, whose ending sets the format, or a folder for SVG files. If there are several
             figures, each one's name is added to the file's.
         whole: draw settings with few of an experiment's cells too.
@@ -89,7 +96,7 @@ def write(
     is_file = bool(out.suffix) and not out.is_dir()
     if is_file or out == STDOUT:
         file_format(out)
-    figures, unmeasured = make(name, runs, mix, whole)
+    figures, unmeasured = make(name, runs, mix, whole, folders)
     lines = []
     for figure in figures:
         suffix = f"-{figure.name}" if len(figures) > 1 else ""
@@ -116,9 +123,13 @@ def known_names() -> list[str]:
 
 
 def make(
-    name: str, runs: Sequence[Run], mix: bool = False, whole: bool = False
+    name: str,
+    runs: Sequence[Run],
+    mix: bool = False,
+    whole: bool = False,
+    folders: Sequence[Path] = (),
 ) -> tuple[list[Chart], list[str]]:
-    """Draw the figures of a name.
+    """Draw the figures of a name. One experiment's figure shows its own runs (`own_panels`).
 
     Returns:
         The figures, and a line for each experiment that was not measured.
@@ -142,6 +153,8 @@ def make(
         repeated = RepeatedRuns(runs)
         for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
             panels = experiments.panels(experiment, runs, mix, repeated)
+            if name != ALL and not whole:
+                panels = own_panels("figure", experiment, panels, folders)
             drawn_figures = experiment_figures(
                 experiment, experiments.fullest(panels)[0] if panels and not whole else panels
             )

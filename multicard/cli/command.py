@@ -21,11 +21,13 @@ from multicard.config import hydra_config
 from multicard.messages import Message, drop, say
 from multicard.ranks import interruption
 from multicard.ranks.failures import no_space
+from multicard.records.text_table import terminal_width
 from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude, Conclusion
 from multicard.sweep.task import HydraTask
 
-WIDTH = 120
+LEAST_WIDTH = 60  # Of the help, in characters. It is as wide as the terminal within these bounds.
+MOST_WIDTH = 120
 INDENT = 36
 
 GROUPS = {  # Groups without keys of their own; they set keys of other groups.
@@ -178,10 +180,11 @@ def _value(value: Any) -> str:
 
 def _row(name: str, *paragraphs: str) -> list[str]:
     """Format a name with wrapped paragraphs next to it, or below it if the name is too long."""
+    width = max(LEAST_WIDTH, min(terminal_width() or MOST_WIDTH, MOST_WIDTH))
     margin = " " * INDENT
     lines = []
     for paragraph in paragraphs:
-        lines.extend(margin + line for line in wrap(paragraph, WIDTH - INDENT))
+        lines.extend(margin + line for line in wrap(paragraph, width - INDENT))
     if len(name) > INDENT - 4 or not lines:
         return [f"  {name}", *lines]
     return [f"  {name:<{INDENT - 2}}{lines[0][INDENT:]}", *lines[1:]]

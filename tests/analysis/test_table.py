@@ -62,10 +62,13 @@ def test_runs_of_other_sweeps_are_shown_only_if_their_folder_is_named(
     monkeypatch.chdir(tmp_path)
     photos = tmp_path / "multirun" / "photos"
     table2(photos, {("fp64", 1): 100.0, ("fp32", 1): 50.0}, dataset="images")
-    message = find(refused("table", "table2"), "table.of-other-sweeps", experiment="table2")
+    message = find(refused("table", "table2"), "analysis.of-other-sweeps", experiment="table2")
     words = shlex.split(message.facts["shows"].partition(" table ")[2])
     assert words == ["table2", "multirun/photos"]
     assert "100" in said("table", *words)
+    message = find(refused("figure", "table2"), "analysis.of-other-sweeps", experiment="table2")
+    assert " figure table2 multirun/photos" in message.facts["shows"]
+    assert "figures/table2.svg" in said("figure", *words)
     table2(tmp_path / "multirun" / "own", {("fp64", 1): 200.0, ("fp32", 1): 150.0})
     own = said("table", "table2")
     assert says(own, "table.others", n=1) and "200" in own
