@@ -147,25 +147,30 @@ class Answer:
 
         Slower settings that may be as good as the best one follow.
         """
-        ranking = self.ranking
-        lines = list[Message]()
+        lines = [] if self.passed_over is None else [self.passed_over]
         equals = answer_remarks.indistinguishable(self.comparison)
-        faster_settings = ranking.settings[: ranking.settings.index(self.best)]
-        if faster_settings:
-            reasons = {
-                ranking.label(setting): ", ".join(self._passed_over(setting))
-                for setting in faster_settings
-            }
-            passed_over = [f"{label} ({reason})" for label, reason in reasons.items()]
-            text = f"Faster, but passed over: {'; '.join(passed_over[:MAX_ALTERNATIVES])}."
-            lines.append(Message("answer.passed-over", text, reasons=reasons))
         if equals:
-            labels = [*map(ranking.label, equals)]
+            labels = [*map(self.ranking.label, equals)]
             text = f"As good, within noise: {first_few(labels, MAX_ALTERNATIVES)}."
             lines.append(Message("answer.equals", text, settings=labels))
         return lines
 
-    def _passed_over(self, setting: RankedSetting) -> list[Message]:
+    @cached_property
+    def passed_over(self) -> Message | None:
+        """The faster settings that are not recommended, each with the reason."""
+        ranking = self.ranking
+        faster_settings = ranking.settings[: ranking.settings.index(self.best)]
+        if not faster_settings:
+            return None
+        reasons = {
+            ranking.label(setting): ", ".join(self._reasons_against(setting))
+            for setting in faster_settings
+        }
+        passed_over = [f"{label} ({reason})" for label, reason in reasons.items()]
+        text = f"Faster, but passed over: {'; '.join(passed_over[:MAX_ALTERNATIVES])}."
+        return Message("answer.passed-over", text, reasons=reasons)
+
+    def _reasons_against(self, setting: RankedSetting) -> list[Message]:
         if failings := list(recommended.failings(self.ranking, setting)):
             return failings
         return [learned.passed_over(setting, self.best)]

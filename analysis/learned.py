@@ -160,7 +160,7 @@ def quality_caveats(*settings: RankedSetting) -> Iterator[Message]:
         and settings[0].loss is None
         and len(settings) > 1
     ):
-        text = "how well it learns is not known: `multicard.log(loss=...)` records it"
+        text = "how well it learns is not known (`multicard.log(loss=...)` records it)"
         yield Message("answer.learning-unknown", text)
     amounts = works.script_amounts(runs)
     if amounts is not None and not amounts.are_known and len(settings) > 1:

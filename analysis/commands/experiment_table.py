@@ -142,7 +142,7 @@ def _explanations(rows: Sequence[Mapping[str, Any]], experiment: Experiment) -> 
     ):
         text = (
             "±: half of the 95 % interval of the figure, which includes how all repeated runs"
-            " differ"
+            " differ; a wide interval is written as (low to high)"
         )
         notes.append(Message("table.half-interval", text))
     if any(DOUBTFUL in (row["marks"] or "") for row in rows):

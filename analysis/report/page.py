@@ -9,6 +9,7 @@ request can leave the page, and a script in a run's name would not run. The poli
 """
 
 import json
+import re
 import subprocess
 import sys
 from base64 import b64encode
@@ -35,6 +36,7 @@ SCRIPTS = ("grid.js", "copy.js", "plots.js")
 WATCH = "watch.js"  # Comes last, and only in a page that is served.
 VEGA = f"Vega {vl_convert.get_vega_version()}, Vega-Lite {vl_convert.get_vegalite_versions()[-1]}"
 LONG_LETTERS = 48  # If a text of a column has more letters, its texts may be broken into lines.
+CLAUSE_END = re.compile("(?<=[:,;.]) ")
 MAX_DISTINCT_SHARE = 0.5  # Above this share, a column's texts are written one by one.
 # The texts of the page's scripts and its template, by the names that these use.
 PAGE_TEXTS = {
@@ -170,6 +172,7 @@ def _template() -> Any:
         lstrip_blocks=True,
     )
     environment.filters["sentence"] = _sentence
+    environment.filters["clauses"] = _clauses
     environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["alignment"] = lambda table: alignment(table.headings, table.rows)
     return environment.get_template("page.html")
@@ -178,6 +181,14 @@ def _template() -> Any:
 def _sentence(text: str) -> Markup:
     """Return a text as HTML, in which commands in backticks are marked as code."""
     return Markup(REMEDY.sub(r"<code>\1</code>", str(escape(clean(text)))))
+
+
+def _clauses(statement: str) -> tuple[str, str]:
+    """Return the first clause of a statement, with the sign after it, and the rest."""
+    end = CLAUSE_END.search(statement)
+    if end is None:
+        return statement, ""
+    return statement[: end.start()], statement[end.end() :]
 
 
 def _grid(grid: SortableTable) -> dict[str, Any]:

@@ -40,7 +40,8 @@ MOST_POINTS = 60  # The most points of a curve.
 NOTES = {  # Each note explains the column of its key.
     "runs": Message(
         "report.intervals-are-of-means",
-        "±: half of the 95 % interval of a mean, which includes how all repeated runs differ.",
+        "±: half of the 95 % interval of a mean, which includes how all repeated runs differ; a"
+        " wide interval is written as (low to high).",
     ),
     "speedup": Message(
         "report.speedup-is-over-one-rank",

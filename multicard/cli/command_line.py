@@ -420,9 +420,11 @@ def _explain_option(match: re.Match[str], lines: list[str], workload: Workload) 
         options = workloads.options(workload, group)
     if not options:
         return _as_hydra_says(lines[0])
+    of_folder = "; for a folder of weights, use `model=hf model.path=FOLDER`"
     return Refusal(
         "words.no-such-option",
-        f"{group}={option}: no such option; choose one of {', '.join(options)}",
+        f"{group}={option}: no such option; choose one of {', '.join(options)}"
+        f"{of_folder if 'hf' in options else ''}",
         key=group,
         value=option,
         choices=options,

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from multicard import workloads
@@ -26,7 +25,7 @@ from multicard.cli.launcher_words import (
     SLURM_LAUNCHER,
 )
 from multicard.cli.vocabulary import Vocabulary
-from multicard.config import schema
+from multicard.config import schema, strict_yaml
 from multicard.config.roles import Role
 from multicard.messages import Message, Refusal
 from multicard.run.workload import Workload
@@ -99,8 +98,8 @@ def notice(words: Sequence[str]) -> Message:
 
 def _read_values(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        content = strict_yaml.read(file)
+    except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise Refusal(
             "site.unread",

@@ -150,7 +150,10 @@ class HfConfig(DecoderConfig):
             )
         folder = Path(self.path).expanduser()
         if not folder.is_dir():
-            remedy = "give the folder of a causal language model"
+            remedy = (
+                "give the folder of a causal language model, as"
+                " `hf download OWNER/NAME --local-dir FOLDER` writes it"
+            )
             if HUB_NAME.fullmatch(self.path):
                 own_name = self.path.partition("/")[2]
                 remedy = (

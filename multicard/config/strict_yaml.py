@@ -1,6 +1,6 @@
 """Reads YAML from untrusted files: plain values, no duplicate keys, limited depth and size.
 
-The limits also stop alias bombs.
+The limits also stop alias bombs. A time such as `2:00:00` stays text; YAML 1.1 reads it as 7200.
 """
 
 from pathlib import Path
@@ -30,6 +30,16 @@ class _Loader(_Base):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             names.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+    def construct_integer(self, node: yaml.ScalarNode) -> int | str:
+        return str(node.value) if ":" in node.value else self.construct_yaml_int(node)
+
+    def construct_number(self, node: yaml.ScalarNode) -> float | str:
+        return str(node.value) if ":" in node.value else self.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
 def read(path: Path) -> Any:

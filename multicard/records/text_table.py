@@ -257,7 +257,9 @@ def escape_markdown(content: str) -> str:
 
 
 def escape_latex(content: str) -> str:
-    return _latex_signs("".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in clean(content)))
+    """Escape a text; commands in backticks, which LaTeX reads as quotes, are in typewriter type."""
+    escaped = "".join(LATEX_ESCAPE_RULES.get(sign, sign) for sign in clean(content))
+    return _latex_signs(re.sub("`([^`]*)`", r"\\texttt{\1}", escaped))
 
 
 def _latex_signs(content: str) -> str:

@@ -19,13 +19,14 @@ def decided(workload: Workload, words: Sequence[str]) -> list[str]:
     """Return the groups and keys that some preset sets, without those that words of a command set.
 
     What only another preset sets is decided too: this preset leaves it at its default. A word for a
-    group counts for its keys, and a word for one of its keys for the group.
+    key counts for its group too. A word for a group does not count for its keys, because the preset
+    is composed after the group: `model=resnet18` leaves `model.depthwise` to the preset.
     """
     typed_names = {word.lstrip("+~").partition("=")[0] for word in words}
     return sorted(
         name
         for name in names_set_by_presets(workload.entry)
-        if not any(_is_part(name, typed) or _is_part(typed, name) for typed in typed_names)
+        if not any(_is_part(typed, name) for typed in typed_names)
     )
 
 

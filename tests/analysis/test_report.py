@@ -387,6 +387,23 @@ def test_what_can_be_typed_is_code_and_nothing_else_is_markup(tmp_path: Path):
     assert shown in text
 
 
+@pytest.mark.parametrize(
+    ("statement", "shown"),
+    [
+        ("Use a=1: 2x faster, as good", "<strong>Use a=1:</strong> 2x faster, as good."),
+        ("a=1 was 1.5x faster, b: c", "<strong>a=1 was 1.5x faster,</strong> b: c."),
+        ("Try `a=1`", "<strong>Try <code>a=1</code>.</strong> "),
+    ],
+)
+def test_the_first_clause_of_a_recommendation_is_in_large_letters(
+    statement: str, shown: str, tmp_path: Path
+):
+    block = Recommendation("training", statement, [], "", [], [])
+    records.write(tmp_path, records.vision())
+    text = page.html(replace(build(tmp_path), sections=[Section("one", "One", "", [block])]))
+    assert f'<p class="statement">{shown}</p>' in text
+
+
 def test_each_workload_has_its_answer_and_scripts_are_not_compared_with_the_papers(tmp_path: Path):
     for name, gpus in product("abcde", (1, 2)):
         record = records.script(script=f"{name}.py", gpus=gpus, total_s=100.0 / gpus)

@@ -170,6 +170,16 @@ def test_the_sentence_is_one_everywhere(everywhere: Everywhere):
     assert told(card.statement) == told(str(everywhere.answer.statement))
 
 
+def test_the_end_of_a_sweep_says_which_faster_settings_were_passed_over(everywhere: Everywhere):
+    passed_over = everywhere.answer.passed_over
+    assert (passed_over is not None) == (
+        "answer.passed-over" in [one.code for one in everywhere.end]
+    )
+    if passed_over is not None:
+        (said,) = told(str(passed_over))
+        assert said in everywhere.end
+
+
 def test_the_recommended_row_is_first_and_the_only_one_that_is_marked(everywhere: Everywhere):
     recommended = everywhere.answer.recommended
     folders = {run.folder for run in recommended.runs} if recommended else set[Path]()

@@ -37,6 +37,13 @@ def test_a_launchers_keys_are_of_commands_that_use_it(site: Path):
     ]
 
 
+def test_a_time_is_passed_on_as_it_is_written(site: Path):
+    """YAML 1.1 reads 2:00:00 as 7200, which would be minutes."""
+    site.write_text("time_min: 2:00:00\ncpus_per_gpu: 1:30.5\nmemory_gb: 1.5\n")
+    words = ['time_min="2:00:00"', 'cpus_per_gpu="1:30.5"', "memory_gb=1.5"]
+    assert site_defaults.words_of_site([], VISION) == words
+
+
 def test_what_is_typed_wins(site: Path):
     site.write_text("hydra.launcher.account: project42\ntime_min: 120\nhydra/launcher: basic\n")
     typed = [SLURM, "time_min=5"]
@@ -61,6 +68,7 @@ def test_a_site_may_choose_the_launcher(site: Path):
         ("hydra/launcher: [local]\n", "site.launcher"),
         ("- a list\n", "site.no-mapping"),
         ("a: [\n", "site.unread"),
+        ("time_min: 60\ntime_min: 120\n", "site.unread"),
         (b"\xff\xfe\x00", "site.unread"),
     ],
 )

@@ -329,6 +329,7 @@ def test_markdown_latex_and_csv():
     ]
     latex = text_table.TextTable(headings, [["x_y", "1.0 ± 0.2"]]).latex()
     assert r"\begin{tabular}{lr}" in latex and r"x\_y" in latex and r"1.0 $\pm$ 0.2 \\" in latex
+    assert text_table.escape_latex("use `a_b=1`") == r"use \texttt{a\_b=1}"
     assert text_table.escape_latex("a_b ÷ ~") == r"a\_b $\div$ \textasciitilde{}"
     assert (
         text_table.to_csv(headings, [["a,b", 1.23456789], [None, True]])

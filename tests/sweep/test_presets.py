@@ -54,7 +54,7 @@ def test_a_preset_stands_for_what_follows_from_it(rows: list[dict[str, Any]], sh
         ("train_vision", ["preset=fast", "gpus=2"], []),
         ("train_vision", ["preset=fast", "precision=fp32", "lr=0.1"], ["precision"]),
         ("train_vision", ["preset=papers", "optimizer.fused=true"], ["optimizer.fused"]),
-        ("train_vision", ["preset=papers", "optimizer=adam"], ["optimizer.fused"]),
+        ("train_vision", ["preset=papers", "optimizer=adam", "model=resnet18"], []),
         ("train_vision", ["preset=fast", "loader.num_workers=4"], ["loader"]),
         (
             "tune_llm",
@@ -73,6 +73,12 @@ def test_what_a_command_sets_itself_its_preset_does_not_decide(
     left = [name for name in everything if name not in typed_names]
     assert presets.decided(workload, words) == left
     assert len(everything) == len(left) + len(typed_names)
+
+
+def test_a_preset_sets_keys_of_a_typed_group():
+    cfg = composed("preset=fast", "optimizer=adam", "model=resnet18", entry="train_vision")
+    assert (cfg.optimizer.name, cfg.optimizer.fused) == ("adam", True)
+    assert (cfg.model.name, cfg.model.depthwise) == ("resnet18", "triton")
 
 
 def test_each_preset_names_itself():

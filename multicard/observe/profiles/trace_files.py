@@ -48,7 +48,8 @@ def _traces_below(folder: Path) -> list[Path]:
     if not folders:
         raise Refusal(
             "trace.none-in-folder",
-            f"{folder}: has no trace in or below this folder (*{', *'.join(SUFFIXES)})",
+            f"{folder}: has no trace in or below this folder (*{', *'.join(SUFFIXES)});"
+            " measure with `profile=kineto` to get one",
             folder=str(folder),
         )
     if len(folders) > 1:
