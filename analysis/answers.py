@@ -70,14 +70,18 @@ class Answer:
         return f"{self.work}: {self.sentence}"
 
     @property
+    def is_recommended(self) -> bool:
+        """True if the sentence recommends the setting, or if it is the only one."""
+        return self.comparison.lead.code in {*RECOMMENDING_CODES, "answer.one-setting"}
+
+    @property
     def recommended(self) -> RankedSetting | None:
         """The setting to use, or None.
 
         It is None if there is only one setting, if nothing is recommended, and if the runs cannot
         show which setting is faster.
         """
-        is_recommended = self.comparison.lead.code in RECOMMENDING_CODES
-        return self.best if is_recommended and len(self.ranking.settings) > 1 else None
+        return self.best if self.is_recommended and len(self.ranking.settings) > 1 else None
 
     @property
     def statement(self) -> str:

@@ -96,7 +96,7 @@ def _recommendation(answer: Answer, place: int) -> Recommendation:
     plots = [Plot(chart)] if chart is not None else []
     command = _command(answer)
     facts = [*_facts(answer)]
-    if answer.failings and command:
+    if command and (answer.failings or not answer.is_recommended):
         # A command in large letters would recommend what the sentence does not.
         facts.insert(0, ("To run this setting again", "", command))
         command = ""

@@ -26,7 +26,8 @@ from multicard.run.workload import Workload
 from multicard.sweep.command import Command, Conclude, Conclusion
 from multicard.sweep.task import HydraTask
 
-LEAST_WIDTH = 60  # Of the help, in characters. It is as wide as the terminal within these bounds.
+# The help is as wide as the terminal, within these bounds (characters).
+LEAST_WIDTH = 60
 MOST_WIDTH = 120
 INDENT = 36
 

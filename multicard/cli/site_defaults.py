@@ -10,6 +10,7 @@ It may set keys of Hydra's launcher, and keys that do not change what is measure
 command take precedence.
 """
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from multicard.cli.launcher_words import (
     LAUNCHER_PREFIX,
     LAUNCHERS,
     SLURM_LAUNCHER,
+    launcher_keys,
 )
 from multicard.cli.vocabulary import Vocabulary
 from multicard.config import schema, strict_yaml
@@ -148,6 +150,19 @@ def _check_key(key: str, file: Path, workload: Workload) -> None:
             key=key,
             file=str(file),
             near=meant_key,
+        )
+    if not any(key in workloads.known_keys(each) for each in workloads.WORKLOADS):
+        may_set = [*schema.keys(Role.site), *launcher_keys()]
+        near = difflib.get_close_matches(key, may_set, n=1)
+        meant = f"the file may set {', '.join(may_set)}"
+        if near:
+            meant = f"write {near[0]} in its place"
+        raise Refusal(
+            "site.unknown-key",
+            f"{file}: {key} is no key; {meant}",
+            key=key,
+            file=str(file),
+            near=near,
         )
     raise Refusal(
         "site.key",

@@ -128,7 +128,16 @@ def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Plac
 def problem(workload: Workload, cfg: DictConfig) -> str | None:
     """Return why this machine would refuse a run, or None if it would not."""
     try:
-        check(workload, typed(workload, cfg), Allocation())
+        config = typed(workload, cfg)
+    except ValueError as error:
+        return str(error)
+    return problem_of(workload, config)
+
+
+def problem_of(workload: Workload, config: RunConfig) -> str | None:
+    """Return why this machine would refuse a run with a checked configuration, or None."""
+    try:
+        check(workload, config, Allocation())
     except ValueError as error:
         return str(error)
     return None

@@ -82,8 +82,9 @@ class Command:
 
     def close(self) -> int:
         """Print the table of the runs of this command, and return its exit code."""
-        single_refusal = [run.status for run in self.runs] == ["refused"] and not self.is_sweep
-        if self.runs and not single_refusal:
+        # Each refusal has been printed, and a table of refused runs has no figures.
+        are_refused = all(run.status == "refused" for run in self.runs)
+        if self.runs and not are_refused:
             probes = all(is_probe(run.record, run.folder) for run in self.runs)
             measured_folders = [run.folder for run in self.runs if run.status == "ok"]
             conclusion = Conclusion()

@@ -1,7 +1,7 @@
 """Turn the output of an sbatch that did not submit into one line with the key and the remedy."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,10 @@ CAUSES = (
 
 
 # If sbatch found no controller to ask, nothing was submitted and nothing was refused.
+# SLURM is installed, but neither a file nor the DNS names its controller.
+NO_CLUSTER = re.compile(
+    r"could not establish a configuration source|resolve_ctls_from_dns_srv", re.IGNORECASE
+)
 UNREACHED = re.compile(
     r"unable to contact slurm controller|connection refused|connect failure", re.IGNORECASE
 )
@@ -114,14 +118,9 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         or "without a word"
     )
     lowered_reason = slurm_reason.lower()
-    if UNREACHED.search(slurm_reason):
-        return Refusal(
-            "slurm.unreached",
-            f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and"
-            " nothing was submitted; start the same command again once `scontrol ping` finds it",
-            key="hydra/launcher",
-            reason=reason,
-        )
+    unreached = _unreached(sbatch_lines, slurm_reason, reason)
+    if unreached is not None:
+        return unreached
     if "node configuration" in lowered_reason or "node count" in lowered_reason:
         kind = f" of {flags['gpus-per-node']}" if ":" in str(flags.get("gpus-per-node")) else ""
         return Refusal(
@@ -173,6 +172,27 @@ def explain(output: str, request: Resources, flags: Mapping[str, Any]) -> Refusa
         key="hydra/launcher",
         reason=reason,
     )
+
+
+def _unreached(sbatch_lines: Sequence[str], slurm_reason: str, reason: str) -> Refusal | None:
+    """Return the refusal if sbatch did not reach a controller of SLURM, or None if it did."""
+    if any(NO_CLUSTER.search(line) for line in sbatch_lines):
+        return Refusal(
+            "slurm.no-cluster",
+            f"hydra/launcher=submitit_slurm: sbatch knows no cluster here ({reason}); start the"
+            " command on a login node of the cluster, or use `hydra/launcher=local`",
+            key="hydra/launcher",
+            reason=reason,
+        )
+    if UNREACHED.search(slurm_reason):
+        return Refusal(
+            "slurm.unreached",
+            f"hydra/launcher=submitit_slurm: SLURM's controller cannot be reached ({reason}), and"
+            " nothing was submitted; start the same command again once `scontrol ping` finds it",
+            key="hydra/launcher",
+            reason=reason,
+        )
+    return None
 
 
 def unanswered_refusal(output: str, name: str) -> Refusal:

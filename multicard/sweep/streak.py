@@ -9,6 +9,8 @@ from multicard.config import schema
 from multicard.config.roles import Role
 from multicard.measure.memory import SHARED_MEMORY
 from multicard.messages import Message
+from multicard.records.schema_parts import Failure
+from multicard.run import prepare
 from multicard.sweep.cells import Cell
 
 IN_A_ROW = 3  # This many failures of one cause end a sweep.
@@ -46,22 +48,42 @@ class Streak:
         self.cause = cause
 
     def ends(self, left: Sequence[Cell]) -> bool:
-        """Return True if there are cells left, and they would fail for the same cause."""
-        return len(self.cells) >= IN_A_ROW and bool(left) and would_fail_too(left, *self.cells)
+        """Return True if there are cells left, and they would fail for the same cause.
+
+        A refusal of the data suffices if this machine would refuse all other cells with the same
+        words.
+        """
+        if not left or not self.cells:
+            return False
+        if len(self.cells) >= IN_A_ROW:
+            return would_fail_too(left, *self.cells)
+        if not self.cause.startswith("data"):
+            return False
+        reason = _failure(self.cells[-1]).message
+        return all(prepare.problem_of(cell.workload, cell.config) == reason for cell in left)
 
     def error(self) -> SameFailureError:
-        result = self.cells[-1].result
-        assert result is not None and result.record.cause is not None
-        cause = result.record.cause
+        cause = _failure(self.cells[-1])
+        reason = (
+            "all other cells would be refused too"
+            if len(self.cells) < IN_A_ROW
+            else f"{len(self.cells)} cells in a row failed for one cause: {cause.message}"
+        )
         message = Message(
             "sweep.same-failure",
-            f"{len(self.cells)} cells in a row failed for one cause: {cause.message}",
+            reason,
             cells=len(self.cells),
             cause=cause.code,
             key=cause.key,
             reason=cause.message,
         )
         return SameFailureError(message)
+
+
+def _failure(cell: Cell) -> Failure:
+    """Return why a cell that failed did so."""
+    assert cell.result is not None and cell.result.record.cause is not None  # always: it failed
+    return cell.result.record.cause
 
 
 def would_fail_too(left: Sequence[Cell], *failed: Cell) -> bool:

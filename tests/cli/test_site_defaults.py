@@ -64,6 +64,7 @@ def test_a_site_may_choose_the_launcher(site: Path):
         ("precision: fp16\n", "site.key"),
         ("rerun: true\n", "site.key"),
         ("partition: gpu\n", "site.key-called-otherwise"),
+        ("time_mn: 120\n", "site.unknown-key"),
         ("hydra/launcher: slurm\n", "site.launcher"),
         ("hydra/launcher: [local]\n", "site.launcher"),
         ("- a list\n", "site.no-mapping"),
@@ -92,6 +93,12 @@ def test_what_a_site_cannot_set_is_refused(site: Path, content: str | bytes, cod
 def test_a_site_is_told_the_name_of_a_key_here(site: Path, name: str, key: str):
     site.write_text(f"{name}: 7\n")
     with refused("site.key-called-otherwise", key=name, near=key):
+        site_defaults.words_of_site([], VISION)
+
+
+def test_a_key_that_is_misspelt_in_the_file_is_answered_by_the_nearest(site: Path):
+    site.write_text("hydra:\n  launcher:\n    partition: gpu\ntime_mn: 120\n")
+    with refused("site.unknown-key", key="time_mn", near=["time_min"]):
         site_defaults.words_of_site([], VISION)
 
 

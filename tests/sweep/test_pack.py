@@ -24,7 +24,7 @@ from multicard.messages import Message
 from multicard.ranks import failures
 from multicard.ranks.failures import Failure
 from multicard.records import run_folder
-from multicard.run import outcome
+from multicard.run import outcome, prepare
 from multicard.sweep import executor
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.executor import Executor, Running
@@ -297,8 +297,15 @@ def test_where_data_is_gone_cells_that_read_other_data_are_measured():
 # the third fails within a batch, or stops one
 @pytest.mark.parametrize(("size", "left", "of"), [(2, 1, 2), (3, 3, 3)])
 def test_batches_of_a_sweep_are_one_row(
-    called: Called, tmp_path: Path, size: int, left: int, of: int
+    called: Called,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    left: int,
+    of: int,
 ):
+    # this machine does not foresee that the cells left are refused too
+    monkeypatch.setattr(prepare, "problem_of", lambda *_: None)
     words = [
         "dataset=mnist",
         f"dataset.root={tmp_path}",
@@ -311,3 +318,12 @@ def test_batches_of_a_sweep_are_one_row(
     assert stopped.has({"left": left, "cells": of})
     failure = find(printed, "sweep.same-failure", cells=3)
     assert "dataset.root" in (failure.key or failure.facts["reason"])
+
+
+def test_data_that_no_cell_can_read_are_refused_once(called: Called, tmp_path: Path):
+    words = ["dataset=mnist", f"dataset.root={tmp_path}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, printed = called("-m", *SMALL, *words, "seed=1,2,3,4")
+    assert code == 1 and printed.count("refused: ") == 1 and says(printed, "sweep.resume")
+    (stopped,) = (said for said in told(printed) if said.code == "sweep.left")
+    assert stopped.has({"left": 3, "cells": 4}) and find(printed, "sweep.same-failure", cells=1)
+    assert "Records:" not in printed  # there are no figures for a table

@@ -34,6 +34,7 @@ REASONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     POLICY: ("slurm.policy", "hydra/launcher", {}),
     "Unable to contact slurm controller (connect failure)": ("slurm.unreached", "hydra/launcher", {}),
     "Connection refused": ("slurm.unreached", "hydra/launcher", {}),
+    "Could not establish a configuration source": ("slurm.no-cluster", "hydra/launcher", {}),
     "Access denied": ("slurm.refuses-job", "hydra/launcher", {}),
 }  # fmt: skip
 

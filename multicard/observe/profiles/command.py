@@ -169,7 +169,10 @@ def _most_time(rows: Sequence[ProfileRow]) -> list[Message]:
     if largest.metric == OTHER:
         meaning = ": what the trace does not name"
         if "forward" not in {row.metric for row in parts}:
-            meaning += ", such as forward and backward"
+            meaning += (
+                ", such as forward and backward; in a script, torch.profiler.record_function names"
+                " a part of it"
+            )
     sentence = f"Most time goes to {largest.metric} ({largest.share:.0%}){meaning}"
     return [
         Message("profile.most-time", sentence, part=largest.metric, share=round(largest.share, 4))
