@@ -92,6 +92,16 @@ def test_answers_that_no_token_ends_are_said_with_their_number(tmp_path: Path):
     assert noticed(tmp_path, UNENDED, [{"messages": [Q, A]}], "dataset.loss=all") == []
 
 
+def test_an_end_that_is_marked_apart_from_its_answer_ends_it(tmp_path: Path):
+    marks = (
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}\n{% endgeneration %}"
+        "{% generation %}<|eot_id|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|eot_id|>{% endif %}{% endfor %}"
+    )
+    assert noticed(tmp_path, marks, [{"messages": [Q, A, Q, A]}]) == []
+
+
 def test_a_broken_row_counts_for_nothing(tmp_path: Path):
     broken = {"messages": [Q | {"content": "<|eot_id|>"}, A | {"content": ""}]}
     assert (

@@ -8,6 +8,7 @@ that no token ends teaches a model not to stop. The special tokens come from the
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jinja2
@@ -81,7 +82,12 @@ class TurnTokens:
             }
             if message["role"] in RESULTS:
                 self._tokens_in_row |= _doubled_tag(str(message["content"]), pieces)
-        learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
+        # A template may mark an answer and the token that ends it apart.
+        learnt = [
+            "".join(str(piece["content"]) for piece in following)
+            for is_learnt, following in groupby(pieces, key=lambda piece: piece["learnt"])
+            if is_learnt
+        ]
         self._is_unended |= not is_whole and not all(
             text.rstrip().endswith(self._all_tokens) for text in learnt
         )
