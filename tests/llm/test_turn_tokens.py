@@ -62,10 +62,44 @@ def test_other_text_and_other_special_tokens_are_not_said(text: str, tmp_path: P
     assert noticed(tmp_path, ENDED, [{"prompt": text, "completion": "A"}]) == []
 
 
+TAGGED = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "result", "tokens"),
+    [
+        (TAGGED, "<tool_response>\n42\n</tool_response>", {"<tool_response>": 1}),
+        (TAGGED, "42", None),
+        (TAGGED, "<b>42</b>", None),
+        (ENDED, "<tool_response>\n42\n</tool_response>", None),
+    ],
+)
+def test_tags_around_a_result_that_the_template_writes_too_are_said(
+    template: str, result: str, tokens: dict[str, int] | None, tmp_path: Path
+):
+    row = {"messages": [Q, A, {"role": "tool", "content": result}, A]}
+    said = noticed(tmp_path, template, [row, {"messages": [Q, A]}])
+    assert [notice.facts for notice in said] == ([{"rows": 1, "tokens": tokens}] if tokens else [])
+
+
 def test_answers_that_no_token_ends_are_said_with_their_number(tmp_path: Path):
     (notice,) = noticed(tmp_path, UNENDED, [{"messages": [Q, A]}, {"messages": [Q, A, Q, A]}])
     assert notice.code == "llm.answers-unended" and notice.facts == {"rows": 2}
     assert noticed(tmp_path, UNENDED, [{"messages": [Q, A]}], "dataset.loss=all") == []
+
+
+def test_an_end_that_is_marked_apart_from_its_answer_ends_it(tmp_path: Path):
+    marks = (
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}\n{% endgeneration %}"
+        "{% generation %}<|eot_id|>{% endgeneration %}"
+        "{% else %}{{ m.content }}<|eot_id|>{% endif %}{% endfor %}"
+    )
+    assert noticed(tmp_path, marks, [{"messages": [Q, A, Q, A]}]) == []
 
 
 def test_a_broken_row_counts_for_nothing(tmp_path: Path):

@@ -21,7 +21,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig, ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.config.pasting import override
-from multicard.llm.data import result_roles, templates, turns
+from multicard.llm.data import known_roles, templates, turns
 from multicard.llm.data.answers import Writer, WrittenConversation
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.marked_templates import (
@@ -273,7 +273,7 @@ def _settled_messages(
     messages, unwritten_keys = turns.settle(
         conversation.messages, chat_template.source, conversation.column
     )
-    messages = result_roles.with_known_roles(
+    messages = known_roles.with_known_roles(
         messages, conversation.tools, chat_template.render, chat_template.source
     )
     if loss is ChatLoss.answers:

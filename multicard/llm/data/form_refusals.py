@@ -6,7 +6,7 @@ from typing import Any
 from multicard.llm.data import columns as names
 from multicard.llm.data import json_texts
 from multicard.llm.data.columns import RowColumns, override
-from multicard.llm.data.guessed_columns import guessed_override, guessed_text
+from multicard.llm.data.guessed_columns import guessed_messages, guessed_override, guessed_text
 from multicard.llm.data.turns import FORM
 from multicard.messages import Refusal
 
@@ -22,9 +22,20 @@ def unknown_form(row: RowColumns) -> Refusal:
                 " nor Python's print of a list; write the column as JSON",
                 column=name,
             )
+    remedy = guessed_messages(row.values())
+    if remedy is not None:
+        return Refusal(
+            "llm.row-other-messages",
+            "holds messages in a column whose name is not read by itself (found:"
+            f" {', '.join(row.all())}); name the column, as `{remedy}`",
+            found=row.all(),
+            remedy=remedy,
+        )
     # With a question and its answer, a context is read whatever its name.
     is_read = bool(row.filled(names.CONTEXT))
-    remedy = guessed_override(row.values(), ("instruction", "output"), with_input=not is_read)
+    remedy = guessed_override(
+        row.values(), ("instruction", "output"), with_input=not is_read, with_system=True
+    )
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     if remedy is None:
         remedy = guessed_text(row.values())

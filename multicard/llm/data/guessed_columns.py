@@ -5,7 +5,16 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from multicard.llm.data.columns import ANSWER, CHOICES, READ, is_filled, override
+from multicard.llm.data import json_texts
+from multicard.llm.data.columns import (
+    ANSWER,
+    CHOICES,
+    MEDIA,
+    READ,
+    SYSTEM,
+    is_filled,
+    override,
+)
 
 # For each of our names, words with which a column's name may begin. Short words must match whole.
 SIGNS = {
@@ -105,23 +114,28 @@ ABOUT_ROWS |= {
 
 # Words in the names of columns that hold a question's context: neither question nor answer.
 CONTEXT_WORDS = ("context", "passage", "paragraph", "document", "background", "evidence")
+SYSTEM_WORDS = ("system", "sys")  # As in system_text or sysPrompt.
 
 
 def guessed_override(
-    row: Mapping[str, Any], wanted: Sequence[str], with_input: bool = False
+    row: Mapping[str, Any],
+    wanted: Sequence[str],
+    with_input: bool = False,
+    with_system: bool = False,
 ) -> str | None:
     """Guess which of a row's columns have the wanted meanings, and return the override for it.
 
     Only columns of text are guessed, except those that describe the row. A column whose name
     tells nothing is guessed only if it is the last text for the last wanted name. A context is not
-    taken for an answer. No answer is guessed if another column is named like one and holds no
-    text. Returns None if the names do not decide it.
+    taken for an answer, nor is the system's text. No answer is guessed if another column is named
+    like one and holds no text. Returns None if the names do not decide it.
 
     Args:
         row: the values by column.
         wanted: our names of the columns to find.
         with_input: also name a question's only context, or its choices, as `input`, which the row
             lacks.
+        with_system: also name the only column of the system's text, if its name is not read.
     """
     candidates = [
         name
@@ -132,6 +146,8 @@ def guessed_override(
         candidates = [
             name for name in candidates if not any(_has_sign(name, sign) for sign in SOURCES)
         ]
+    systems = [name for name in candidates if _names_with_sign([name], SYSTEM_WORDS)]
+    candidates = [name for name in candidates if name not in systems]
     guesses = dict[str, str]()
     for our_name in wanted:
         similar = _names_with_sign(candidates, SIGNS[our_name])
@@ -157,6 +173,8 @@ def guessed_override(
     }
     if not renamed or len(guesses) < len(wanted):
         return None
+    if with_system and len(systems) == 1 and systems[0].lower().strip() not in SYSTEM:
+        renamed["system"] = systems[0]
     if with_input and len(contexts) == 1 and contexts[0] not in guesses.values():
         renamed["input"] = contexts[0]
     choices = [name for name in row if name.lower().strip() in CHOICES and is_filled(row[name])]
@@ -177,12 +195,29 @@ def guessed_text(row: Mapping[str, Any]) -> str | None:
     if len(texts) != 1 or {name.lower().strip() for name in others} & ({*READ} - {*ANSWER}):
         return None
     (text,) = texts
+    if text.lower().strip() in MEDIA:  # It holds a file's path.
+        return None
     lists = [name for name in others if isinstance(row[name], list | dict)]
     signs = (*SIGNS["instruction"], *SIGNS["output"])
     is_part = text != "completion" and any(_has_sign(text, sign) for sign in signs)
     if is_part or not all(_has_sign(name, "meta") for name in lists):
         return None
     return override({"text": text})
+
+
+def guessed_messages(row: Mapping[str, Any]) -> str | None:
+    """Return the override that names a row's only column of messages; None without such a column.
+
+    The values are those of a row in which no column with a usual name holds messages.
+    """
+    found = [
+        name
+        for name, value in row.items()
+        if name.lower().strip() not in READ  # Such as a history.
+        and not _describes_row(name)
+        and json_texts.are_messages(value)
+    ]
+    return override({"messages": found[0]}) if len(found) == 1 else None
 
 
 def has_meaning(name: str) -> bool:

@@ -104,6 +104,12 @@ def as_messages(value: Any) -> Any:
     return value
 
 
+def are_messages(value: Any) -> bool:
+    """Tell whether a value is a list of messages with known roles, or a text of JSON of them."""
+    decoded = as_object(value) if isinstance(value, str) else value
+    return isinstance(decoded, list) and bool(decoded) and all(map(_is_message, decoded))
+
+
 def decode(row: RowColumns) -> None:
     """Decode messages that are JSON texts in the columns of questions and answers.
 

@@ -227,6 +227,8 @@ class RowReader:
         settled, keys = turns.settle(messages, None, "messages", FOLDER if self.pairs else CHAT)
         if unread is not None:
             unread.update(keys)
+        if settled and settled[0]["role"] == "developer":  # OpenAI's name of the system's message.
+            settled[0] = settled[0] | {"role": "system"}
         for number, message in enumerate(settled, start=1):
             if message["role"] not in SHARE_GPT:
                 raise Refusal(

@@ -1,18 +1,22 @@
 """Count rows whose text has special tokens of turns already, or lacks their end.
 
-If a prompt was written by the template before, it is written again, and its tokens are doubled. An
-answer that no token ends teaches a model not to stop. The special tokens come from the run's
-tokenizer.
+If a prompt was written by the template before, it is written again, and its tokens are doubled. So
+are the tags around the result of a function, such as `<tool_response>` in Hermes' data. An answer
+that no token ends teaches a model not to stop. The special tokens come from the run's tokenizer.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import jinja2
 
+from multicard.llm.data.known_roles import RESULTS
 from multicard.llm.data.special_tokens import SpecialTokens
 
+FIRST_TAG = re.compile(r"\s*(<\w[^<>\s]*>)")
 PLAIN = ({"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"})
 
 
@@ -20,7 +24,8 @@ class TokenNotes(NamedTuple):
     """Counts of rows that a user should know about.
 
     Fields:
-        within: for each token of a turn, the rows with a message that contains it.
+        within: for each token of a turn, and each tag around a result, the rows with a message
+            that contains it.
         rows: the rows with a message that contains any of these tokens.
         unended: the rows with a learnt answer that no special token ends.
     """
@@ -75,7 +80,14 @@ class TurnTokens:
             self._tokens_in_row |= {
                 *self._tokens_of_turns.one_token.findall(str(message["content"]))
             }
-        learnt = [str(piece["content"]) for piece in pieces if piece["learnt"]]
+            if message["role"] in RESULTS:
+                self._tokens_in_row |= _doubled_tag(str(message["content"]), pieces)
+        # A template may mark an answer and the token that ends it apart.
+        learnt = [
+            "".join(str(piece["content"]) for piece in following)
+            for is_learnt, following in groupby(pieces, key=lambda piece: piece["learnt"])
+            if is_learnt
+        ]
         self._is_unended |= not is_whole and not all(
             text.rstrip().endswith(self._all_tokens) for text in learnt
         )
@@ -114,3 +126,13 @@ class TurnTokens:
                 SpecialTokens(self._all_tokens).one_token.findall(written)
             )
         return self._turn_tokens
+
+
+def _doubled_tag(result: str, pieces: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the tag that begins a result, if the template writes it before the result again."""
+    tag = FIRST_TAG.match(result)
+    if tag is None:
+        return set()
+    text = "".join(str(piece["content"]) for piece in pieces)
+    is_doubled = re.search(rf"{re.escape(tag[1])}\s*{re.escape(result.strip())}", text)
+    return {tag[1]} if is_doubled else set()

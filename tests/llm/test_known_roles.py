@@ -1,4 +1,6 @@
-"""Results of functions, whose role is called otherwise in the chat template than in the data."""
+"""Messages whose role is called otherwise in the chat template than in the data: the results of
+functions, and the developer's message.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -84,3 +86,54 @@ def test_templates_of_public_models_read_results_of_the_role_function(name: str,
     assert spec is not None and spec.origin is not None
     template = (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
     assert texts(tmp_path, template, row("function")) == texts(tmp_path, template, row("tool"))
+
+
+def told(role: str) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": "Be brief."}, *ASKED]}
+
+
+ASKED = [
+    {"role": "user", "content": "How much is it?"},
+    {"role": "assistant", "content": "It is 42."},
+]
+
+
+def test_a_first_message_of_the_developer_is_the_systems_if_the_template_knows_no_developer(
+    tmp_path: Path,
+):
+    (expected,) = texts(tmp_path, QWEN, told("system"))
+    assert expected.startswith("<|start_header_id|>system\nBe brief.<|eot_id|>")
+    assert texts(tmp_path, QWEN, told("developer")) == [expected]
+    (kept,) = texts(
+        tmp_path, QWEN.replace("'system')", "'system', 'developer')"), told("developer")
+    )
+    assert kept == expected.replace("system", "developer")
+
+
+def test_a_later_message_of_the_developer_is_refused_if_the_template_leaves_it_out(tmp_path: Path):
+    late = {"messages": [*ASKED, {"role": "developer", "content": "Be brief."}, *ASKED]}
+    with refused("llm.broken-rows") as caught:
+        texts(tmp_path, QWEN, late)
+    assert find(str(caught.value), "llm.chat-unwritten", message=3, column="content")
+
+
+@NEEDS_TRL
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "gemma3", "glm4moe"])
+def test_templates_of_public_models_read_the_developer_as_the_system(name: str, tmp_path: Path):
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    template = (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    assert texts(tmp_path, template, told("developer")) == texts(tmp_path, template, told("system"))
+
+
+def test_pairs_of_torchtunes_form_read_the_developer_as_the_system(tmp_path: Path):
+    def read(role: str) -> Any:
+        pair = {
+            "prompt": told(role)["messages"][:2],
+            "chosen": ASKED[1:],
+            "rejected": [{"role": "assistant", "content": "Much."}],
+        }
+        words = ("dataset=preference", "method=dpo", written(tmp_path, pair), "batch_size=1")
+        return row_sources.load(typed_llm(*words, "dataset.split=0")).rows
+
+    assert read("developer") == read("system")
