@@ -62,8 +62,9 @@ def load(
     if config.weights == models.RANDOM:
         return []
     if (file := models.weights_file(config)) is not None:
-        tensors = checkpoint_file.read(file, config.weights)
-        return fit(model, tensors, config, saved_classes(file), class_names)
+        checkpoint = checkpoint_file.read(file, config.weights)
+        saved_names = saved_classes(file) or _usable_names(checkpoint.classes, class_names)
+        return fit(model, checkpoint.tensors, config, saved_names, class_names)
     if not model_names.has(config.name):
         raise Refusal(
             "weights.none-of-model",
@@ -74,6 +75,15 @@ def load(
         )
     fetch = _timm_state if model_names.is_timm(config.name) else _torchvision_state
     return fit(model, fetch(config, classes, image_size), config)
+
+
+def _usable_names(saved_names: Sequence[str], class_names: Sequence[str]) -> Sequence[str]:
+    """Return the names that a training script saved, if they can be compared with the data's.
+
+    If none is the same, they may be other words for the same classes (n01440764 and tench).
+    """
+    has_same = not {*saved_names}.isdisjoint(class_names)
+    return saved_names if has_same and len(saved_names) == len(class_names) else ()
 
 
 def fit(
@@ -170,6 +180,7 @@ def fit(
             problems=problems[:3],
             count=len(problems),
         )
+    _require_real_numbers(model_state, state, config)
     # Some modules (MNASNet) refuse tensors without the version of their names and shapes. They have
     # those of this model.
     versioned = OrderedDict(state)
@@ -178,6 +189,21 @@ def fit(
     if head.note is not None:
         notes.append(last_layer.note_of(config.weights, layers, head.note))
     return notes
+
+
+def _require_real_numbers(model_state: State, state: State, config: ModelConfig) -> None:
+    """Refuse quantized weights: without their scales, their whole numbers mean nothing."""
+    for name, value in state.items():
+        if model_state[name].is_floating_point() and not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise Refusal(
+                "weights.whole-numbers",
+                f"model.weights={config.weights}: {name} holds whole numbers ({kind}), as quantized"
+                " weights do; use the weights from before they were quantized",
+                key="model.weights",
+                name=name,
+                kind=kind,
+            )
 
 
 def _set_name(prefix: str) -> str:
