@@ -91,6 +91,7 @@ def table_parts(
             rows of this table are to be tested on.
         first_folders: The folders in which images given by name alone are looked up first.
     """
+    first_folders = first_folders or table_images.folders_of_part(paths[0], paths[0].parent)
     table = _read_table(paths, by_split, column_names, trained_label, first_folders)
     parts = (
         [part.lower() for part in table.parts] if table.parts else [ALL_SAMPLES] * len(table.images)

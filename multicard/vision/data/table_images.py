@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multicard.messages import Message
+from multicard.records import part_names
 from multicard.vision.data.data_parts import train_first
 from multicard.vision.data.folder_contents import (
     IMAGE_SUFFIXES,
@@ -76,6 +77,21 @@ def find_images(
             else:
                 images[row] = spellings.find(path) or images[row]
     return TableImages(images, Counter({NOT_NAMED: count_not_named(images)}), ambiguous)
+
+
+def folders_of_part(table: Path, root: Path) -> list[Path]:
+    """Return the folders of the part that a table is named as: train/ for train_labels.csv.
+
+    Args:
+        root: The folder with the folders of images.
+    """
+    part = part_names.parsed(table.stem)
+    folders = list[Path]()
+    for folder in visible_folders(root) if root.is_dir() else []:
+        name = part_names.parsed(folder.name)
+        if part is not None and name is not None and name.kind is part.kind:
+            folders.append(folder)
+    return folders
 
 
 def _broken_prefix(folder: Path, values: Sequence[str], by_name: Mapping[str, list[Path]]) -> str:
