@@ -201,7 +201,7 @@ def _problem_of_row(
             "has no label (nothing, or -1 among other numbers); give each image its class, or"
             " leave its row out",
         )
-    if isinstance(image, Path) and not image.is_file():
+    if isinstance(image, Path) and not table_images.is_file(image):
         return table_images.missing_image_message(image.parent, ambiguous)
     if part not in (None, ALL_SAMPLES) and part_names.parsed(part) is None:
         return Message(
@@ -373,9 +373,7 @@ def _missing_columns_refusal(
     paths = list[str]()
     for name, values in texts.items():
         present_values = [value for value in values if value]
-        if any(
-            image.is_file() for image in table_images.find_images(folder, present_values).images
-        ):
+        if any(map(table_images.is_file, table_images.find_images(folder, present_values).images)):
             paths.append(name)
     for name, values in texts.items():
         if not paths:

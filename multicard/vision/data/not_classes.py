@@ -3,6 +3,7 @@
 They may be parts, versions or copies of the data. Training on them as classes would be meaningless.
 """
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from multicard.vision.data.data_parts import (
     train_on_overrides,
 )
 from multicard.vision.data.folder_contents import (
+    IMAGE_SUFFIXES,
     FolderListing,
     holds_images,
     list_folder,
@@ -168,15 +170,21 @@ def require_classes_not_parts(
     if shared_names:
         first, second = train_first([folder.name for folder in filled_folders])[:2]
         as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
+        together = None if are_parts else _all_in_a_table(root, filled_folders)
+        as_one = ""
+        if together is not None:
+            command, read_it = together
+            as_one = f". To take all together, write a table by `{command}`, and use `{read_it}`"
         raise Refusal(
             "photographs.like-parts",
             f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
             f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
             " another, as"
-            f" `{train_on_overrides(first, second)}`{as_classes}",
+            f" `{train_on_overrides(first, second)}`{as_classes}{as_one}",
             key="dataset.root",
             folders=[folder.name for folder in filled_folders],
             shared=shared_names,
+            together=together,
         )
     if split_folders:
         raise Refusal(
@@ -189,6 +197,28 @@ def require_classes_not_parts(
             part=split_folders[0].name,
             folders=[folder.name for folder in filled_folders],
         )
+
+
+def _all_in_a_table(
+    root: Path, filled_folders: Mapping[Path, FolderListing]
+) -> tuple[str, str] | None:
+    """Return a command that writes a table of all images, and the overrides that read it.
+
+    The folders may be patients, sessions or domains, which all belong to one data set. Return None
+    if their classes lie at different depths, or if something else lies beside them.
+    """
+    depths = {len(innermost_folder(folder).relative_to(root).parts) for folder in filled_folders}
+    table = root / "all.csv"
+    if len(depths) > 1 or len(filled_folders) < len(visible_folders(root)) or table.exists():
+        return None
+    endings = "|".join(ending.removeprefix(".") for ending in IMAGE_SUFFIXES)
+    to_row = rf's#^([^/]+/){{{depths.pop()}}}([^/]+)/.*\.({endings})$#"&","\2"#Ip'
+    images = "find -L */ -type f -not -path '*/.*' | sort"
+    command = (
+        f"(cd {shlex.quote(str(root))} && echo path,label && {images} |"
+        f" sed -nE {shlex.quote(to_row)}) > {shlex.quote(str(table))}"
+    )
+    return command, f"{override('dataset.root', table)} dataset.split=0.2"
 
 
 def require_classes(root: Path, parts: Mapping[Path, PartKind]) -> None:
