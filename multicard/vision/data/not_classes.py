@@ -4,7 +4,7 @@ They may be parts, versions or copies of the data. Training on them as classes w
 """
 
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -49,10 +49,12 @@ def part_kinds_in(listing: FolderListing) -> set[PartKind]:
 
 
 def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
-    """Return the subfolder names that all of these folders share, if there are at least two.
+    """Return the subfolder names that these folders share, if there are at least two.
 
-    They are probably the classes. A folder that only wraps another one, such as amazon/images/, is
-    passed through. Folders of images and of masks do not count, as a class may hold them.
+    They are probably the classes. A folder may lack some of them, such as a patient without
+    findings, if it has another one and most folders have them. A folder that only wraps another
+    one, such as amazon/images/, is passed through. Folders of images and of masks do not count, as
+    a class may hold them.
     """
     if len(filled_folders) < 2:
         return []
@@ -64,8 +66,14 @@ def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
         }
         for folder in filled_folders
     ]
-    shared_names = sorted(set.intersection(*names_by_folder))
-    return shared_names if len(shared_names) > 1 else []
+    shared_names = set.intersection(*names_by_folder)
+    if len(shared_names) > 1:
+        return sorted(shared_names)
+    counts = Counter(name for names in names_by_folder for name in names)
+    usual_names = {name for name, count in counts.items() if count > len(names_by_folder) / 2}
+    if len(usual_names) > 1 and all(names & usual_names for names in names_by_folder):
+        return sorted(usual_names)
+    return []
 
 
 def copy_of_classes(filled_folders: Mapping[Path, FolderListing]) -> Path | None:
@@ -177,8 +185,8 @@ def require_classes_not_parts(
             as_one = f". To take all together, write a table by `{command}`, and use `{read_it}`"
         raise Refusal(
             "photographs.like-parts",
-            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
-            f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
+            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes, as"
+            f" they hold the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
             " another, as"
             f" `{train_on_overrides(first, second)}`{as_classes}{as_one}",
             key="dataset.root",
@@ -260,9 +268,9 @@ def _versions_refusal(
     return Refusal(
         "photographs.versions-in-part",
         f"dataset.root={root}: in {part.name}, {first_names(filled_folders)} look like versions of"
-        f" the data, not classes: each holds the same folders ({', '.join(shared_names[:5])}). Read"
-        f" one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they are"
-        " classes",
+        f" the data, not classes, as they hold the same folders ({', '.join(shared_names[:5])})."
+        f" Read one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they"
+        " are classes",
         key="dataset.root",
         part=part.name,
         folders=names,
