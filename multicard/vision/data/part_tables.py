@@ -28,7 +28,12 @@ from multicard.vision.data.folder_contents import (
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, NO_COLUMN_NAMES, ColumnNames
 from multicard.vision.data.image_tables import column_of_classes, table_parts
-from multicard.vision.data.label_tables import TABLES, LabelTable, is_submission
+from multicard.vision.data.label_tables import (
+    TABLES,
+    LabelTable,
+    compare_with_images,
+    is_submission,
+)
 from multicard.vision.data.table_images import NOT_NAMED, count_not_named
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # The tables that `datasets` reads in an imagefolder.
@@ -199,6 +204,28 @@ def folder_of_part_table(table: Path) -> Path | None:
     except Refusal:
         return None
     return folder if parts is not None and table.absolute() in parts.tables else None
+
+
+def overrides_to_label_tests(root: Path, trained: PartSamples) -> str | None:
+    """Return the overrides that read tables of all parts, each of which gives images classes.
+
+    Return None if there are no such tables.
+
+    Args:
+        trained: The samples of the part to train on, by their folders.
+    """
+    images = [image for image in trained.images if isinstance(image, Path)]
+    for path in _tables_named_as_parts(root):
+        # Files that are no readable table say nothing about these images.
+        with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
+            table = compare_with_images(path, images, trained.labels)
+            if table is None or table.label is None:
+                continue
+            columns = {"image": table.image, "label": table.label}
+            parts_found = parts_of_named_tables(root, columns)
+            if parts_found is not None and all(part.has_labels for part in parts_found.parts):
+                return override(COLUMNS_KEY, columns)
+    return None
 
 
 def _make_parts(
