@@ -3,6 +3,7 @@
 Only tensors and plain values are unpickled.
 """
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ TOP = "."  # The name of a set of weights that has no prefix.
 AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|teacher|shadow)(?![a-z])", re.IGNORECASE)
 # torchvision's GoogLeNet and Inception have further classifiers, which the models here do without.
 AUXILIARY_CLASSIFIERS = ("aux1.", "aux2.", "AuxLogits.")
+# The names of a transformer's tensor with a position for each patch of an image. It may have a few
+# other positions, such as one for the class.
+POSITIONS = re.compile(r"pos_embed(ding)?$")
+MAX_OTHER_POSITIONS = 5
 # BatchNorm counts batches in this buffer. A fixed momentum does not use it, so it may be missing.
 OPTIONAL_BUFFER = "num_batches_tracked"
 
@@ -64,7 +69,7 @@ def load(
     if (file := models.weights_file(config)) is not None:
         checkpoint = checkpoint_file.read(file, config.weights)
         saved_names = saved_classes(file) or _usable_names(checkpoint.classes, class_names)
-        return fit(model, checkpoint.tensors, config, saved_names, class_names)
+        return fit(model, checkpoint.tensors, config, saved_names, class_names, image_size)
     if not model_names.has(config.name):
         raise Refusal(
             "weights.none-of-model",
@@ -92,6 +97,7 @@ def fit(
     config: ModelConfig,
     saved_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    image_size: int | None = None,
 ) -> list[Message]:
     """Load tensors into a model. They must have each key of the model in its shape, and no other.
 
@@ -101,6 +107,7 @@ def fit(
     Args:
         saved_names: The names of the file's classes in their order. Empty if they are not known.
         class_names: The same for the data.
+        image_size: Side of the model's images, if weights for another size are to be named so.
     """
     model_state = model.state_dict()
     tensors = {older_names.current_name(name, config): value for name, value in tensors.items()}
@@ -167,6 +174,8 @@ def fit(
         for name in model_state
         if name in state and model_state[name].shape != state[name].shape
     ]
+    if image_size is not None and not problems:
+        _require_positions_of_size(model_state, state, mismatched, image_size, config)
     problems += [
         f"{n} is {tuple(state[n].shape)}, not {tuple(model_state[n].shape)}" for n in mismatched
     ]
@@ -189,6 +198,32 @@ def fit(
     if head.note is not None:
         notes.append(last_layer.note_of(config.weights, layers, head.note))
     return notes
+
+
+def _require_positions_of_size(
+    model_state: State, state: State, mismatched: list[str], image_size: int, config: ModelConfig
+) -> None:
+    """Refuse a transformer's weights for images of another size, with the size that they have."""
+    if len(mismatched) != 1 or POSITIONS.search(mismatched[0]) is None:
+        return
+    name = mismatched[0]
+    if state[name].ndim != 3 or state[name].shape[-1] != model_state[name].shape[-1]:
+        return
+    saved, wanted = state[name].shape[1], model_state[name].shape[1]
+    for others in range(MAX_OTHER_POSITIONS + 1):
+        side, saved_side = (math.isqrt(max(0, count - others)) for count in (wanted, saved))
+        is_square = side**2 + others == wanted and saved_side**2 + others == saved
+        if is_square and side and image_size % side == 0:
+            size = saved_side * image_size // side
+            raise Refusal(
+                "weights.of-another-size",
+                f"model.weights={config.weights}: {name} has positions for images of {size} px, not"
+                f" {image_size}; use `dataset.image_size={size}`",
+                key="model.weights",
+                name=name,
+                saved=size,
+                size=image_size,
+            )
 
 
 def _require_real_numbers(model_state: State, state: State, config: ModelConfig) -> None:

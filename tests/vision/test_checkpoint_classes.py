@@ -1,5 +1,5 @@
-"""The names of classes that training scripts save beside their weights, and whole numbers in place
-of weights.
+"""The names of classes that training scripts save beside their weights; whole numbers in place of
+weights, and weights for images of another size.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch
 from multicard.config.vision import ModelConfig
 from multicard.messages import Message
 from multicard.vision import models, weights
-from tests.helpers.messages import refused
+from tests.helpers.messages import refused, remedies
 
 NAME, SIZE = "shufflenet_v2_x0_5", 32  # its last layer is fc
 NAMES = ["owl", "cat", "dog"]  # the order in which the file was trained
@@ -87,3 +87,26 @@ def test_quantized_weights_are_refused(tmp_path: Path):
     content = state | {"conv1.0.weight": (state["conv1.0.weight"] * 100).to(torch.int8)}
     with refused("weights.whole-numbers", name="conv1.0.weight", kind="int8"):
         loaded(tmp_path / "a.pth", content, NAMES)
+
+
+@pytest.mark.parametrize(
+    "name", ["timm/vit_tiny_patch16_224", "timm/deit_tiny_distilled_patch16_224", "vit_b_32"]
+)
+@pytest.mark.parametrize(("saved", "wanted"), [(64, 96), (96, 64)])
+def test_weights_for_images_of_another_size_are_refused_with_it(
+    name: str, saved: int, wanted: int, tmp_path: Path
+):
+    config = ModelConfig(name, weights=str(tmp_path / "a.pth"))
+    torch.save(models.build(config, 3, saved).state_dict(), config.weights)
+    with refused("weights.of-another-size", saved=saved, size=wanted) as refusal:
+        weights.load(models.build(config, 3, wanted), config, 3, wanted)
+    assert remedies(refusal.value) == [f"dataset.image_size={saved}"]
+    assert weights.load(models.build(config, 3, saved), config, 3, saved) == []
+
+
+def test_positions_of_another_width_are_of_another_model(tmp_path: Path):
+    config = ModelConfig("timm/vit_tiny_patch16_224", weights=str(tmp_path / "a.pth"))
+    state = models.build(config, 3, 64).state_dict()
+    torch.save(state | {"pos_embed": torch.zeros(1, 37, 64)}, config.weights)
+    with refused("weights.of-another-model"):
+        weights.load(models.build(config, 3, 64), config, 3, 64)

@@ -69,7 +69,9 @@ def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
     shared_names = set.intersection(*names_by_folder)
     if len(shared_names) > 1:
         return sorted(shared_names)
-    counts = Counter(name for names in names_by_folder for name in names)
+    counts = Counter[str]()
+    for names in names_by_folder:
+        counts.update(names)
     usual_names = {name for name, count in counts.items() if count > len(names_by_folder) / 2}
     if len(usual_names) > 1 and all(names & usual_names for names in names_by_folder):
         return sorted(usual_names)
