@@ -209,7 +209,8 @@ def _require_positions_of_size(
     name = mismatched[0]
     if state[name].ndim != 3 or state[name].shape[-1] != model_state[name].shape[-1]:
         return
-    saved, wanted = state[name].shape[1], model_state[name].shape[1]
+    saved = state[name].shape[1]
+    wanted = model_state[name].shape[1]
     for others in range(MAX_OTHER_POSITIONS + 1):
         side, saved_side = (math.isqrt(max(0, count - others)) for count in (wanted, saved))
         is_square = side**2 + others == wanted and saved_side**2 + others == saved
