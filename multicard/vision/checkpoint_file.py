@@ -9,12 +9,13 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
+from multicard.vision import checkpoint_classes
 
 State = dict[str, torch.Tensor]
 # Parts of names that are inserted by torch's wrappers: compile, Lightning, FSDP and activation
@@ -54,8 +55,20 @@ class Inert(dict[Any, Any]):
                 self.__dict__.update({str(name): value for name, value in part.items()})
 
 
-def read(path: Path, weights: str) -> State:
-    """Return all tensors of a file by name. The names of nested dictionaries are joined by dots.
+class Checkpoint(NamedTuple):
+    """What a file of weights holds.
+
+    Attributes:
+        tensors: All tensors by name. The names of nested dictionaries are joined by dots.
+        classes: The names of the classes in the order of the outputs. Empty if it has none.
+    """
+
+    tensors: State
+    classes: list[str]
+
+
+def read(path: Path, weights: str) -> Checkpoint:
+    """Read a file of weights.
 
     Args:
         weights: The value of `model.weights`, with which refusals begin.
@@ -71,7 +84,7 @@ def read(path: Path, weights: str) -> State:
     state = dict(_tensors(content))
     if not state:
         raise _unreadable(path, weights, "it holds no named tensor")
-    return state
+    return Checkpoint(state, checkpoint_classes.names_of(content))
 
 
 def _unreadable(path: Path, weights: str, why: str) -> Refusal:

@@ -55,7 +55,7 @@ def head_from_file(
     candidates |= {name: value for name, value in unused_tensors.items() if value.ndim}
     if len(candidates) > MAX_HEAD_TENSORS:  # Only the tensors under the layer's name can be meant.
         candidates = {name: candidates[name] for name in head_names}
-    layers = sorted({name.rpartition(".")[0] for name in candidates})
+    layers = sorted({name.rpartition(".")[0] or name for name in candidates})
     weight = next((value for name, value in head_state.items() if name.endswith("weight")), None)
     if not candidates or weight is None:
         return Head(head_state, {*candidates}, Message("weights.head-absent", "the file has none"))

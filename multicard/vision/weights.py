@@ -3,6 +3,7 @@
 Only tensors and plain values are unpickled.
 """
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ TOP = "."  # The name of a set of weights that has no prefix.
 AVERAGED = re.compile(r"(?<![a-z])(ema|swa|avg|averaged?|teacher|shadow)(?![a-z])", re.IGNORECASE)
 # torchvision's GoogLeNet and Inception have further classifiers, which the models here do without.
 AUXILIARY_CLASSIFIERS = ("aux1.", "aux2.", "AuxLogits.")
+# The names of a transformer's tensor with a position for each patch of an image. It may have a few
+# other positions, such as one for the class.
+POSITIONS = re.compile(r"pos_embed(ding)?$")
+MAX_OTHER_POSITIONS = 5
 # BatchNorm counts batches in this buffer. A fixed momentum does not use it, so it may be missing.
 OPTIONAL_BUFFER = "num_batches_tracked"
 
@@ -62,8 +67,9 @@ def load(
     if config.weights == models.RANDOM:
         return []
     if (file := models.weights_file(config)) is not None:
-        tensors = checkpoint_file.read(file, config.weights)
-        return fit(model, tensors, config, saved_classes(file), class_names)
+        checkpoint = checkpoint_file.read(file, config.weights)
+        saved_names = saved_classes(file) or _usable_names(checkpoint.classes, class_names)
+        return fit(model, checkpoint.tensors, config, saved_names, class_names, image_size)
     if not model_names.has(config.name):
         raise Refusal(
             "weights.none-of-model",
@@ -76,12 +82,22 @@ def load(
     return fit(model, fetch(config, classes, image_size), config)
 
 
+def _usable_names(saved_names: Sequence[str], class_names: Sequence[str]) -> Sequence[str]:
+    """Return the names that a training script saved, if they can be compared with the data's.
+
+    If none is the same, they may be other words for the same classes (n01440764 and tench).
+    """
+    has_same = not {*saved_names}.isdisjoint(class_names)
+    return saved_names if has_same and len(saved_names) == len(class_names) else ()
+
+
 def fit(
     model: "nn.Module",
     tensors: State,
     config: ModelConfig,
     saved_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    image_size: int | None = None,
 ) -> list[Message]:
     """Load tensors into a model. They must have each key of the model in its shape, and no other.
 
@@ -91,6 +107,7 @@ def fit(
     Args:
         saved_names: The names of the file's classes in their order. Empty if they are not known.
         class_names: The same for the data.
+        image_size: Side of the model's images, if weights for another size are to be named so.
     """
     model_state = model.state_dict()
     tensors = {older_names.current_name(name, config): value for name, value in tensors.items()}
@@ -157,6 +174,8 @@ def fit(
         for name in model_state
         if name in state and model_state[name].shape != state[name].shape
     ]
+    if image_size is not None and not problems:
+        _require_positions_of_size(model_state, state, mismatched, image_size, config)
     problems += [
         f"{n} is {tuple(state[n].shape)}, not {tuple(model_state[n].shape)}" for n in mismatched
     ]
@@ -170,6 +189,7 @@ def fit(
             problems=problems[:3],
             count=len(problems),
         )
+    _require_real_numbers(model_state, state, config)
     # Some modules (MNASNet) refuse tensors without the version of their names and shapes. They have
     # those of this model.
     versioned = OrderedDict(state)
@@ -178,6 +198,48 @@ def fit(
     if head.note is not None:
         notes.append(last_layer.note_of(config.weights, layers, head.note))
     return notes
+
+
+def _require_positions_of_size(
+    model_state: State, state: State, mismatched: list[str], image_size: int, config: ModelConfig
+) -> None:
+    """Refuse a transformer's weights for images of another size, with the size that they have."""
+    if len(mismatched) != 1 or POSITIONS.search(mismatched[0]) is None:
+        return
+    name = mismatched[0]
+    if state[name].ndim != 3 or state[name].shape[-1] != model_state[name].shape[-1]:
+        return
+    saved = state[name].shape[1]
+    wanted = model_state[name].shape[1]
+    for others in range(MAX_OTHER_POSITIONS + 1):
+        side, saved_side = (math.isqrt(max(0, count - others)) for count in (wanted, saved))
+        is_square = side**2 + others == wanted and saved_side**2 + others == saved
+        if is_square and side and image_size % side == 0:
+            size = saved_side * image_size // side
+            raise Refusal(
+                "weights.of-another-size",
+                f"model.weights={config.weights}: {name} has positions for images of {size} px, not"
+                f" {image_size}; use `dataset.image_size={size}`",
+                key="model.weights",
+                name=name,
+                saved=size,
+                size=image_size,
+            )
+
+
+def _require_real_numbers(model_state: State, state: State, config: ModelConfig) -> None:
+    """Refuse quantized weights: without their scales, their whole numbers mean nothing."""
+    for name, value in state.items():
+        if model_state[name].is_floating_point() and not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.")
+            raise Refusal(
+                "weights.whole-numbers",
+                f"model.weights={config.weights}: {name} holds whole numbers ({kind}), as quantized"
+                " weights do; use the weights from before they were quantized",
+                key="model.weights",
+                name=name,
+                kind=kind,
+            )
 
 
 def _set_name(prefix: str) -> str:

@@ -246,6 +246,13 @@ LAST = {
         {"saved": 5, "classes": 3},
         3,
     ),
+    "a tensor of no layer": LastLayer(
+        lambda state: (
+            of_body(state) | {"mask_token": torch.ones(1, 8), "decoder.weight": state["fc.weight"]}
+        ),
+        "weights.head-of-other-layers",
+        {"layers": ["decoder", "mask_token"]},
+    ),
     "none": LastLayer(of_body, "weights.head-absent"),
     "two layers": LastLayer(
         lambda state: (

@@ -307,6 +307,16 @@ def test_a_table_of_pixels_is_called_so(head: str, tmp_path: Path):
     assert remedies(refusal.value) == []
 
 
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [("emotion,pixels,Usage", "photographs.pixels"), ("emotion,report", "photographs.columns")],
+)
+def test_a_text_longer_than_any_name_of_a_file_is_no_file(head: str, code: str, tmp_path: Path):
+    row = ["0", "70 80 82 " * 500, "Training"][: head.count(",") + 1]
+    with refused(code, key="dataset.root"):
+        loaded(write(tmp_path / "a.csv", head, ",".join(row)))
+
+
 def test_a_class_that_looks_like_a_date_keeps_its_name(tmp_path: Path):
     fill(tmp_path)
     lines = [

@@ -292,6 +292,33 @@ def test_domains_are_no_classes_whatever_lies_between_them_and_these(name: str, 
     assert parts(root, *shlex.split(remedies(refusal.value)[0]))[4] == ["mug", "pen"]
 
 
+def signs(root: Path, train: list[str], test: list[str]) -> Path:
+    """Traffic signs: classes in the part to train on, and a table of each part."""
+    put(root, "Train/0", "Train/1", "Test", "Meta", count=4)
+    for part, lines in (("Train", train), ("Test", test)):
+        (root / f"{part}.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+def test_images_to_test_on_whose_classes_are_in_a_table_are_not_called_unlabelled(tmp_path: Path):
+    train = [f"20,{label},Train/{label}/{number}.png" for label in "01" for number in range(4)]
+    test = [f"20,{number % 2},Test/{number}.png" for number in range(4)]
+    root = signs(tmp_path / "root", ["W,ClassId,Path", *train], ["W,ClassId,Path", *test])
+    with refused("photographs.test-in-table", parts=["Test"]) as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(remedy)) == ("train", "test", 8, 4, ["0", "1"])
+    assert parts(root, "dataset.split=0.5")[:2] == ("train", "0.5 of train")
+
+
+def test_a_table_of_images_to_test_on_may_lack_classes_beside_folders(tmp_path: Path):
+    train = [f"20,{label},Train/{label}/{number}.png" for label in "01" for number in range(4)]
+    test = [f"20,Test/{number}.png" for number in range(4)]
+    root = signs(tmp_path / "root", ["W,ClassId,Path", *train], ["W,Path", *test])
+    with refused("photographs.test-unlabelled", parts=["Test"]):
+        datasets.check(options(root))
+
+
 @pytest.mark.parametrize(
     "notes", [["meta/train.txt", "meta/classes.txt"], ["Annotations/ant/annotation_1.mat"]]
 )

@@ -3,6 +3,7 @@ copies and parts.
 """
 
 import shlex
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,44 @@ def test_folders_that_hold_classes_are_none_themselves(name: str, tmp_path: Path
         train, test, _, _, classes = parts(root, *shlex.split(remedy))
         reads.append((train, test, classes))
     assert reads == unclear.reads
+
+
+PATIENTS = {
+    "of patients": paths("p1 p2 p3", "0 1"),
+    "one without findings": [*paths("p1 p2", "0 1"), "p3/0"],
+    "below a folder": paths("amazon dslr", "images", "mug pen"),
+    "with blanks and commas": [f"{day}/{name}" for day in ("day 1", "day, 2") for name in "ab"],
+    "with further folders": paths("p1 p2", "0 1", "left right"),
+}
+
+
+@pytest.mark.parametrize("name", PATIENTS)
+def test_folders_with_the_same_classes_can_be_taken_together(name: str, tmp_path: Path):
+    root = put(tmp_path / "data set", *PATIENTS[name], count=5)
+    (root / PATIENTS[name][0] / "notes.txt").touch()
+    (root / PATIENTS[name][0] / ".0.png").touch()
+    with refused("photographs.like-parts") as refusal:
+        datasets.check(options(root))
+    facts = refusal.value.message.facts
+    command, overrides = facts["together"]
+    assert [command, overrides] == remedies(refusal.value)[-2:]
+    subprocess.run(command, shell=True, check=True)
+    whole, split = shlex.split(overrides)
+    train, test, trained, tested, classes = parts(Path(whole.removeprefix("dataset.root=")), split)
+    assert (train, test, classes) == ("all", "0.2 of all", facts["shared"])
+    assert trained + tested == 5 * len(PATIENTS[name])
+
+
+def test_folders_that_only_some_classes_hold_are_not_taken_for_classes(tmp_path: Path):
+    folders = [*paths("cat dog", "google flickr"), "owl/own", *paths("fox", "google")]
+    root = put(tmp_path / "root", *folders, count=5)
+    assert parts(root, "dataset.split=0.5")[4] == ["cat", "dog", "fox", "owl"]
+
+
+def test_classes_at_different_depths_are_not_put_into_a_table(tmp_path: Path):
+    root = put(tmp_path / "root", *paths("amazon", "images", "mug pen"), *paths("dslr", "mug pen"))
+    with refused("photographs.like-parts", together=None):
+        datasets.check(options(root))
 
 
 # ---- masks beside their images, by name

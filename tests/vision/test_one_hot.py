@@ -51,6 +51,34 @@ def test_a_table_of_each_part_has_its_classes(tmp_path: Path):
     assert left(root) == {"column age": 12}
 
 
+def roboflow(root: Path, flags: str) -> Path:
+    """Parts with a table of flags each, as Roboflow exports them.
+
+    Args:
+        flags: those of the third image to train on.
+    """
+    put(root, "train", "valid", count=6)
+    for part in ("train", "valid"):
+        rows = [f"{number}.png, {number % 2}, {1 - number % 2}" for number in range(6)]
+        if part == "train":
+            rows[2] = f"2.png, {flags}"
+        write(root / part / "_classes.csv", "filename, cat, dog", *rows)
+    (root / "README.roboflow.txt").touch()
+    return root
+
+
+def test_the_flags_of_each_part_give_the_classes_if_each_image_has_one(tmp_path: Path):
+    root = roboflow(tmp_path / "root", "0, 1")
+    assert parts(root) == ("train", "valid", 6, 6, ["cat", "dog"])
+    assert left(root) == {".txt": 1}
+
+
+@pytest.mark.parametrize("flags", ["1, 1", "0, 0"])
+def test_flags_of_several_classes_or_none_are_refused(flags: str, tmp_path: Path):
+    with refused("photographs.one-hot"):
+        datasets.check(options(roboflow(tmp_path / "root", flags)))
+
+
 def test_a_part_without_classes_is_not_read_by_flags_of_something_else(tmp_path: Path):
     root = put(tmp_path / "root", "images", count=12)
     write(root / "train.csv", "image_id,label", *(f"{n},{['cat', 'dog'][n % 2]}" for n in range(8)))

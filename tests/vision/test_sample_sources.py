@@ -522,10 +522,10 @@ def test_images_that_no_row_names_are_counted(tmp_path: Path):
 
 
 def test_a_name_of_two_images_is_refused(tmp_path: Path):
-    (tmp_path / "train.csv").write_bytes(TABLES["ids"](flat(tmp_path)))
+    (tmp_path / "all.csv").write_bytes(TABLES["ids"](flat(tmp_path)))
     flat(tmp_path, "test_images")
     with refused("photographs.bad-rows", row=1, rows=10):
-        loaded(tmp_path / "train.csv", "dataset.split=0.4")
+        loaded(tmp_path / "all.csv", "dataset.split=0.4")
 
 
 def test_the_folder_of_such_a_table_names_the_table(tmp_path: Path):

@@ -15,11 +15,11 @@ from tests.vision.test_class_folders import options, parts, put
 from tests.vision.test_sample_sources import parquet, write
 
 
-def kaggle(root: Path, *folders: str) -> Path:
+def kaggle(root: Path, *folders: str, table: str = "train.csv") -> Path:
     """Folders with images of the same names, and a table of the ids of those in the first."""
     put(root, *folders, count=8)
     write(
-        root / "train.csv",
+        root / table,
         "id,label",
         *(f"{number},{['cat', 'dog'][number % 2]}" for number in range(8)),
     )
@@ -27,25 +27,48 @@ def kaggle(root: Path, *folders: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("name", ["train.csv", "."])
-@pytest.mark.parametrize("folders", [["train", "test"], ["train_images", "test_images", "more"]])
+FOLDERS = pytest.mark.parametrize(
+    "folders", [["train", "test"], ["train_images", "test_images", "more"]]
+)
+
+
+@FOLDERS
+def test_ids_in_several_folders_are_of_the_part_that_the_table_is_named_as(
+    folders: list[str], tmp_path: Path
+):
+    root = kaggle(tmp_path / "root", *folders, table="trainLabels.csv")
+    data = datasets.DATASETS["images"].read(
+        options(root / "trainLabels.csv", "dataset.split=0.5"), 0
+    )
+    assert {str(image) for image in [*data.train.images, *data.test.images]} == {
+        str(root / folders[0] / f"{number}.png") for number in range(8)
+    }
+    with refused("photographs.table-beside", table=str(root / "trainLabels.csv")) as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    table, split = remedy.split()
+    assert parts(Path(table.removeprefix("dataset.root=")), split)[2:] == (6, 2, ["cat", "dog"])
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "."])
+@FOLDERS
 def test_ids_of_images_in_several_folders_are_called_so(
     folders: list[str], name: str, tmp_path: Path
 ):
-    root = kaggle(tmp_path / "root", *folders)
+    root = kaggle(tmp_path / "root", *folders, table="labels.csv")
     with refused("photographs.bad-rows", key="dataset.root", row=1, rows=8) as refusal:
         datasets.check(options(root / name, "dataset.split=0.5"))
     reason = refusal.value.message.facts["reason"]
     assert isinstance(reason, Message) and reason.code == "photographs.image-twice"
     assert reason.facts["folders"][0] == folders[0] and {*reason.facts["folders"]} == {*folders}
     assert remedies(refusal.value) == []
-    rows = (root / "train.csv").read_text().splitlines()
+    rows = (root / "labels.csv").read_text().splitlines()
     write(
-        root / "train.csv",
+        root / "labels.csv",
         rows[0],
         *(f"{folders[0]}/{row.replace(',', '.png,')}" for row in rows[1:]),
     )
-    assert parts(root / "train.csv", "dataset.split=0.5")[2:] == (4, 4, ["cat", "dog"])
+    assert parts(root / "labels.csv", "dataset.split=0.5")[2:] == (4, 4, ["cat", "dog"])
 
 
 def test_an_id_with_several_endings_is_called_so(tmp_path: Path):

@@ -91,6 +91,7 @@ def table_parts(
             rows of this table are to be tested on.
         first_folders: The folders in which images given by name alone are looked up first.
     """
+    first_folders = first_folders or table_images.folders_of_part(paths[0], paths[0].parent)
     table = _read_table(paths, by_split, column_names, trained_label, first_folders)
     parts = (
         [part.lower() for part in table.parts] if table.parts else [ALL_SAMPLES] * len(table.images)
@@ -200,7 +201,7 @@ def _problem_of_row(
             "has no label (nothing, or -1 among other numbers); give each image its class, or"
             " leave its row out",
         )
-    if isinstance(image, Path) and not image.is_file():
+    if isinstance(image, Path) and not table_images.is_file(image):
         return table_images.missing_image_message(image.parent, ambiguous)
     if part not in (None, ALL_SAMPLES) and part_names.parsed(part) is None:
         return Message(
@@ -372,9 +373,7 @@ def _missing_columns_refusal(
     paths = list[str]()
     for name, values in texts.items():
         present_values = [value for value in values if value]
-        if any(
-            image.is_file() for image in table_images.find_images(folder, present_values).images
-        ):
+        if any(map(table_images.is_file, table_images.find_images(folder, present_values).images)):
             paths.append(name)
     for name, values in texts.items():
         if not paths:

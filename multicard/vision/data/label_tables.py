@@ -88,7 +88,7 @@ def require_folders_are_classes(
         table = None
         # Files that are no readable table say nothing about these images.
         with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
-            table = _compare_with_images(path, images, samples.labels)
+            table = compare_with_images(path, images, samples.labels)
         if table is None:
             continue
         class_columns = table.likely_labels
@@ -142,10 +142,15 @@ def _files_beside_images(root: Path, images: Sequence[Path], endings: Sequence[s
     return files
 
 
-def _compare_with_images(
+def compare_with_images(
     path: Path, images: Sequence[Path], labels: Sequence[str]
 ) -> LabelTable | None:
-    """Compare a table with the images' folders. Return None if it names too few of the images."""
+    """Compare a table with the images' folders. Return None if it names too few of the images.
+
+    Args:
+        images: Images in folders that are classes or parts.
+        labels: The folder of each image.
+    """
     columns = text_columns(path)
     rows = max(map(len, columns.values()), default=0)
     folders = _labels_by_image_name(images, labels)

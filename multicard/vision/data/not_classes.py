@@ -3,7 +3,8 @@
 They may be parts, versions or copies of the data. Training on them as classes would be meaningless.
 """
 
-from collections import defaultdict
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from multicard.vision.data.data_parts import (
     train_on_overrides,
 )
 from multicard.vision.data.folder_contents import (
+    IMAGE_SUFFIXES,
     FolderListing,
     holds_images,
     list_folder,
@@ -47,10 +49,12 @@ def part_kinds_in(listing: FolderListing) -> set[PartKind]:
 
 
 def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
-    """Return the subfolder names that all of these folders share, if there are at least two.
+    """Return the subfolder names that these folders share, if there are at least two.
 
-    They are probably the classes. A folder that only wraps another one, such as amazon/images/, is
-    passed through. Folders of images and of masks do not count, as a class may hold them.
+    They are probably the classes. A folder may lack some of them, such as a patient without
+    findings, if it has another one and most folders have them. A folder that only wraps another
+    one, such as amazon/images/, is passed through. Folders of images and of masks do not count, as
+    a class may hold them.
     """
     if len(filled_folders) < 2:
         return []
@@ -62,8 +66,16 @@ def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
         }
         for folder in filled_folders
     ]
-    shared_names = sorted(set.intersection(*names_by_folder))
-    return shared_names if len(shared_names) > 1 else []
+    shared_names = set.intersection(*names_by_folder)
+    if len(shared_names) > 1:
+        return sorted(shared_names)
+    counts = Counter[str]()
+    for names in names_by_folder:
+        counts.update(names)
+    usual_names = {name for name, count in counts.items() if count > len(names_by_folder) / 2}
+    if len(usual_names) > 1 and all(names & usual_names for names in names_by_folder):
+        return sorted(usual_names)
+    return []
 
 
 def copy_of_classes(filled_folders: Mapping[Path, FolderListing]) -> Path | None:
@@ -168,15 +180,21 @@ def require_classes_not_parts(
     if shared_names:
         first, second = train_first([folder.name for folder in filled_folders])[:2]
         as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
+        together = None if are_parts else _all_in_a_table(root, filled_folders)
+        as_one = ""
+        if together is not None:
+            command, read_it = together
+            as_one = f". To take all together, write a table by `{command}`, and use `{read_it}`"
         raise Refusal(
             "photographs.like-parts",
-            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes: each"
-            f" holds the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
+            f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes, as"
+            f" they hold the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
             " another, as"
-            f" `{train_on_overrides(first, second)}`{as_classes}",
+            f" `{train_on_overrides(first, second)}`{as_classes}{as_one}",
             key="dataset.root",
             folders=[folder.name for folder in filled_folders],
             shared=shared_names,
+            together=together,
         )
     if split_folders:
         raise Refusal(
@@ -189,6 +207,28 @@ def require_classes_not_parts(
             part=split_folders[0].name,
             folders=[folder.name for folder in filled_folders],
         )
+
+
+def _all_in_a_table(
+    root: Path, filled_folders: Mapping[Path, FolderListing]
+) -> tuple[str, str] | None:
+    """Return a command that writes a table of all images, and the overrides that read it.
+
+    The folders may be patients, sessions or domains, which all belong to one data set. Return None
+    if their classes lie at different depths, or if something else lies beside them.
+    """
+    depths = {len(innermost_folder(folder).relative_to(root).parts) for folder in filled_folders}
+    table = root / "all.csv"
+    if len(depths) > 1 or len(filled_folders) < len(visible_folders(root)) or table.exists():
+        return None
+    endings = "|".join(ending.removeprefix(".") for ending in IMAGE_SUFFIXES)
+    to_row = rf's#^([^/]+/){{{depths.pop()}}}([^/]+)/.*\.({endings})$#"&","\2"#Ip'
+    images = "find -L */ -type f -not -path '*/.*' | sort"
+    command = (
+        f"(cd {shlex.quote(str(root))} && echo path,label && {images} |"
+        f" sed -nE {shlex.quote(to_row)}) > {shlex.quote(str(table))}"
+    )
+    return command, f"{override('dataset.root', table)} dataset.split=0.2"
 
 
 def require_classes(root: Path, parts: Mapping[Path, PartKind]) -> None:
@@ -230,9 +270,9 @@ def _versions_refusal(
     return Refusal(
         "photographs.versions-in-part",
         f"dataset.root={root}: in {part.name}, {first_names(filled_folders)} look like versions of"
-        f" the data, not classes: each holds the same folders ({', '.join(shared_names[:5])}). Read"
-        f" one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they are"
-        " classes",
+        f" the data, not classes, as they hold the same folders ({', '.join(shared_names[:5])})."
+        f" Read one, as `{example}`, or use `{_overrides_for_folder(root, parts, Path())}` if they"
+        " are classes",
         key="dataset.root",
         part=part.name,
         folders=names,

@@ -49,16 +49,17 @@ def columns_of_classes(table: Any, columns: UsableColumns) -> dict[str, list[str
 
 
 def labels_of_rows(flags: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return, for each row, the name of the column that is 1."""
+    """Return, for each row, the name of the column that is 1, without blanks around it."""
     rows = zip(*flags.values(), strict=True)
     return [
-        next(name for name, value in zip(flags, row, strict=True) if FLAGS[value.lower()])
+        next(name.strip() for name, value in zip(flags, row, strict=True) if FLAGS[value.lower()])
         for row in rows
     ]
 
 
 def notice(place: str, names: Sequence[str]) -> Message:
     """Say which columns are taken for the classes."""
+    names = [name.strip() for name in names]
     more = f" and {len(names) - SHOWN_COLUMNS} more" if len(names) > SHOWN_COLUMNS else ""
     return Message(
         "photographs.one-hot-columns",

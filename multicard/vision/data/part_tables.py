@@ -13,7 +13,7 @@ from multicard.config.pasting import override
 from multicard.messages import Message, Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind, PartName
-from multicard.vision.data import json_lists
+from multicard.vision.data import json_lists, one_hot
 from multicard.vision.data.class_values import other_folders
 from multicard.vision.data.data_parts import DataPart, FoundParts, PartSamples, test_order
 from multicard.vision.data.folder_contents import (
@@ -26,9 +26,20 @@ from multicard.vision.data.folder_contents import (
     names_with_images,
     visible_folders,
 )
-from multicard.vision.data.image_columns import COLUMNS_KEY, NO_COLUMN_NAMES, ColumnNames
+from multicard.vision.data.image_columns import (
+    COLUMNS_KEY,
+    NO_COLUMN_NAMES,
+    ColumnNames,
+    usable_columns,
+)
 from multicard.vision.data.image_tables import column_of_classes, table_parts
-from multicard.vision.data.label_tables import TABLES, LabelTable, is_submission
+from multicard.vision.data.label_tables import (
+    TABLES,
+    LabelTable,
+    compare_with_images,
+    is_submission,
+)
+from multicard.vision.data.open_tables import open_table, unreadable_refused
 from multicard.vision.data.table_images import NOT_NAMED, count_not_named
 
 METADATA = ("metadata.csv", "metadata.jsonl")  # The tables that `datasets` reads in an imagefolder.
@@ -83,8 +94,18 @@ def _part_table(folder: Path) -> Path | None:
     labels = folder / LABELS_FILE
     if not tables and json_lists.is_file_of_labels(labels):
         tables = [labels]
-    tables = tables or [path for path in _tables_in(folder) if path.name != ONE_HOT_TABLE]
+    tables = tables or [
+        path for path in _tables_in(folder) if path.name != ONE_HOT_TABLE or _is_one_hot(path)
+    ]
     return tables[0] if len(tables) == 1 else None
+
+
+def _is_one_hot(path: Path) -> bool:
+    """Tell whether a table of flags gives each image exactly one class."""
+    with suppress(Refusal), unreadable_refused(path):
+        table = open_table([path], NO_COLUMN_NAMES)
+        return bool(one_hot.columns_of_classes(table, usable_columns(table.schema)))
+    return False
 
 
 def _tables_in(folder: Path) -> list[Path]:
@@ -199,6 +220,28 @@ def folder_of_part_table(table: Path) -> Path | None:
     except Refusal:
         return None
     return folder if parts is not None and table.absolute() in parts.tables else None
+
+
+def overrides_to_label_tests(root: Path, trained: PartSamples) -> str | None:
+    """Return the overrides that read tables of all parts, each of which gives images classes.
+
+    Return None if there are no such tables.
+
+    Args:
+        trained: The samples of the part to train on, by their folders.
+    """
+    images = [image for image in trained.images if isinstance(image, Path)]
+    for path in _tables_named_as_parts(root):
+        # Files that are no readable table say nothing about these images.
+        with suppress(Refusal, OSError, ValueError, LookupError, NotImplementedError):
+            table = compare_with_images(path, images, trained.labels)
+            if table is None or table.label is None:
+                continue
+            columns = {"image": table.image, "label": table.label}
+            parts_found = parts_of_named_tables(root, columns)
+            if parts_found is not None and all(part.has_labels for part in parts_found.parts):
+                return override(COLUMNS_KEY, columns)
+    return None
 
 
 def _make_parts(

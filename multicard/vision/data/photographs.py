@@ -171,6 +171,18 @@ def _require_a_test(
             classes=classes,
             above=str(above),
         )
+    labelled = None
+    if unlabelled and root.is_dir():
+        labelled = part_tables.overrides_to_label_tests(root, train.read())
+    if labelled is not None:
+        raise Refusal(
+            "photographs.test-in-table",
+            f"dataset.root={root}: {' and '.join(unlabelled)} has no folders of classes, but"
+            f" tables here give the classes of all parts; use `{labelled}`",
+            key="dataset.root",
+            parts=unlabelled,
+            remedy=labelled,
+        )
     if unlabelled:
         remedy = "dataset.split=0.2"
         raise Refusal(

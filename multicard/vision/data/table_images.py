@@ -3,6 +3,7 @@
 A row may give a path, or only a name or id, which is looked up in the folders beside the table.
 """
 
+import errno
 import os
 import re
 import unicodedata
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multicard.messages import Message
+from multicard.records import part_names
 from multicard.vision.data.data_parts import train_first
 from multicard.vision.data.folder_contents import (
     IMAGE_SUFFIXES,
@@ -53,11 +55,11 @@ def find_images(
         first_folders: The folders in which names are looked up first.
     """
     images = [_path_of_value(folder, value) for value in values]
-    if is_note_folder(folder) and not any(image.is_file() for image in images):
+    if is_note_folder(folder) and not any(map(is_file, images)):
         folder = folder.parent
         images = [_path_of_value(folder, value) for value in values]
     ambiguous = dict[int, list[Path]]()
-    missing_rows = [row for row, image in enumerate(images) if not image.is_file()]
+    missing_rows = [row for row, image in enumerate(images) if not is_file(image)]
     if missing_rows:
         by_name = _images_by_name(folder, visible_folders(folder) if folder.is_dir() else [])
         first_by_name = _images_by_name(None, first_folders)
@@ -67,7 +69,7 @@ def find_images(
             value = values[row].replace("\\", "/").removeprefix(prefix)
             same_name = first_by_name.get(value) or by_name.get(value, [])
             path = folder / value
-            if value and path.is_file():
+            if value and is_file(path):
                 images[row] = path
             elif len(same_name) == 1:
                 images[row] = same_name[0]
@@ -76,6 +78,31 @@ def find_images(
             else:
                 images[row] = spellings.find(path) or images[row]
     return TableImages(images, Counter({NOT_NAMED: count_not_named(images)}), ambiguous)
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether a value of a table names a file. A longer text than any file name does not."""
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
+
+
+def folders_of_part(table: Path, root: Path) -> list[Path]:
+    """Return the folders of the part that a table is named as: train/ for train_labels.csv.
+
+    Args:
+        root: The folder with the folders of images.
+    """
+    part = part_names.parsed(table.stem)
+    folders = list[Path]()
+    for folder in visible_folders(root) if root.is_dir() else []:
+        name = part_names.parsed(folder.name)
+        if part is not None and name is not None and name.kind is part.kind:
+            folders.append(folder)
+    return folders
 
 
 def _broken_prefix(folder: Path, values: Sequence[str], by_name: Mapping[str, list[Path]]) -> str:
@@ -93,7 +120,7 @@ def _broken_prefix(folder: Path, values: Sequence[str], by_name: Mapping[str, li
         if not is_absolute and prefix != f"{folder.name}/":
             break
         remainder = first.removeprefix(prefix)
-        if not (folder / remainder).is_file() and remainder not in by_name:
+        if not is_file(folder / remainder) and remainder not in by_name:
             continue
         return prefix if all(path.startswith(prefix) for path in paths) else ""
     return ""
@@ -149,10 +176,10 @@ def missing_image_message(folder: Path, ambiguous: Sequence[Path]) -> Message:
 
 def _path_of_value(folder: Path, value: str) -> Path:
     path = folder / value
-    if "\\" not in value or path.is_file():
+    if "\\" not in value or is_file(path):
         return path
     slashed = folder / value.replace("\\", "/")
-    return slashed if slashed.is_file() else path
+    return slashed if is_file(slashed) else path
 
 
 def _images_by_name(folder: Path | None, folders: Sequence[Path]) -> dict[str, list[Path]]:

@@ -59,12 +59,7 @@ def _lists_images(path: Path, root: Path) -> bool:
     matches = [LINE.fullmatch(line) for line in lines]
     if not matches or not all(matches) or matches[0] is None:
         return False
-    part = part_names.parsed(path.stem)
-    folders = list[Path]()
-    for folder in visible_folders(root):
-        name = part_names.parsed(folder.name)
-        if part is not None and name is not None and name.kind is part.kind:
-            folders.append(folder)
+    folders = table_images.folders_of_part(path, root)
     first_image = matches[0]["image"]
     found = table_images.find_images(path.parent.absolute(), [first_image], folders)
     return found.images[0].is_file()
