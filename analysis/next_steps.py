@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from multicard.config import schema
+from multicard.config.job import count
 from multicard.messages import Message, code_of
 from multicard.records.bounds import Bound
 from multicard.records.text_table import capital
@@ -104,30 +105,48 @@ class NextSteps:
         )
 
     @cached_property
-    def next(self) -> Advice:
-        """What to try next.
-
-        A known bound advises first. Runs whose figures are worthless should be longer, and single
-        runs should be repeated. Otherwise, an axis that was not varied should be swept.
-        """
-        first_run = self.best.runs[0]
-        if self._untried_advice is not None and (self._is_diagnosed or not self.failings):
-            return self._advise(self._untried_advice)
+    def _advice_on_amounts(self) -> Advice | None:
+        """Advice on how much the runs should train; None if they trained enough."""
         if any(code_of(failing) in AMOUNT_FAILINGS for failing in self.failings):
             text = (
                 "Have each run train as much, and record how much: runs that differ in this do not"
                 " compare."
             )
             return Advice(Message("answer.train-as-much", text), None)
+        first_run = self.best.runs[0]
+        steps_first = ("max_steps", STEPS, "epochs")  # no roles: the order of advice.
+        lengths = (key for key in steps_first if first_run[key] is not None)
+        longer_run = next((f"{key.rpartition('.')[2]}={4 * first_run[key]}" for key in lengths), "")
         if self.failings:
-            # no roles: the order of advice.
-            steps_first = ("max_steps", STEPS, "epochs")
-            lengths = (key for key in steps_first if first_run[key] is not None)
-            longer_run = next(
-                (f"{key.rpartition('.')[2]}={4 * first_run[key]}" for key in lengths), ""
-            )
             text = "Train longer: these runs are too short to measure the setting."
             return Advice(Message("answer.train-longer", text), self._command_with(longer_run))
+        at_chance = sum(map(self.ranking.repeated.at_chance, self._runs_by_setting))
+        if not at_chance or not longer_run:
+            return None
+        settings = count(len(self.ranking.settings), "setting")
+        text = (
+            f"Train longer, as with `{longer_run}`: {at_chance} of {settings} did not learn in"
+            " these runs."
+        )
+        return Advice(Message("answer.compare-longer", text, settings=at_chance), None)
+
+    @property
+    def _runs_by_setting(self) -> list[list[Run]]:
+        return [setting.runs for setting in self.ranking.settings]
+
+    @cached_property
+    def next(self) -> Advice:
+        """What to try next.
+
+        A known bound advises first. Runs should be longer if their figures are worthless, or if
+        some settings did not learn. Single runs should be repeated. Otherwise, an axis that was not
+        varied should be swept.
+        """
+        first_run = self.best.runs[0]
+        if self._untried_advice is not None and (self._is_diagnosed or not self.failings):
+            return self._advise(self._untried_advice)
+        if self._advice_on_amounts is not None:
+            return self._advice_on_amounts
         if len(self.best.counted) == 1:
             return self._advise_repeating
         phases = self._detailed_runs[0].phases_s

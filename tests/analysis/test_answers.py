@@ -276,6 +276,13 @@ def test_tuning_whose_loss_does_not_fall_is_not_recommended(tmp_path: Path):
     assert found.next.sentence.code == "answer.train-longer"
 
 
+def test_settings_that_did_not_learn_are_to_be_trained_longer(tmp_path: Path):
+    found = answer(tmp_path, run(**DEFAULT), run(0.1, **FAST))
+    assert found.failings == []
+    assert found.next.sentence.code == "answer.compare-longer"
+    assert found.next.sentence.facts["settings"] == 1
+
+
 def test_faster_settings_that_are_passed_over_and_fewer_gpus_that_are_not_told_slower_are_named(
     tmp_path: Path,
 ):
