@@ -1,5 +1,6 @@
 """Fixtures: configurations composed as the command line does, and runs measured in this process."""
 
+import gc
 import os
 import re
 import runpy
@@ -74,6 +75,10 @@ PATIENCE_S = 300.0
 
 workloads.register()
 compositions.keep()
+
+# Compositions make and drop many objects, and each full collection would visit those of torch too.
+gc.freeze()
+gc.set_threshold(50_000, 20, 50)
 
 in_checkout = messages.in_checkout
 messages.in_checkout = lambda: True  # hints are those of the checkout, in whatever folder a test is

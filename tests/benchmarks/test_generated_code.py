@@ -81,7 +81,6 @@ def counted(*words: str) -> Any:
 
 
 @pytest.mark.usefixtures("processes")
-@pytest.mark.core
 def test_bytes_of_tiny_graphs_are_their_closed_forms():
     found = counted("tests.helpers.generated_tiny")
 

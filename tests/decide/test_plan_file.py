@@ -196,7 +196,7 @@ NO_YAML = [  # content, and the key and facts where the plan's own code refuses 
     ('jobs: {1: {seconds: {1: 5}}, "1": {seconds: {1: 5}}}', None),
     (
         "jobs: {a: {seconds: {1: 5}, deadline: 1:30}}",
-        Told("plan.value", "jobs.a.deadline", {"example": EXAMPLES["deadline"]}),
+        Told("plan.deadline", "jobs.a.deadline", {"value": "1:30"}),
     ),
     (
         "jobs: {a: {run: train_vision.py x=fp32,bf16}}",
