@@ -15,7 +15,9 @@ from multicard.records.journal import JournalError
 from multicard.sweep import (
     auto,
     auto_refusals,
+    cell_checks,
     cells,
+    dry_run,
     executor,
     predicted,
     slurm_submit,
@@ -165,12 +167,12 @@ class SweepBatches:
         if self.config.dry_run:
             if sweep.cells:
                 command.refuse(str(self.config.race.figure), sweep.cells)
-            cells.check_cells(sweep, sweep.cells)
+            cell_checks.check_cells(sweep, sweep.cells)
             figure = self.config.race.figure
             how = Message(
                 "launch.as-race", f"cells of race={figure}, the best of them in full", figure=figure
             )
-            return cells.dry_run(sweep, [("-", sweep.cells)], how)
+            return dry_run.show(sweep, [("-", sweep.cells)], how)
         finals = Sweep(self.command, refused=[cell for cell in sweep.refused if cell.is_mistake])
         try:
             command.run(sweep, finals)
@@ -190,7 +192,7 @@ class SweepBatches:
     def _show(self, sweep: Sweep) -> None:
         """Check the remaining cells as `_measure` would, and print the plan."""
         if not self.on_slurm:
-            cells.check_cells(sweep, sweep.left)
+            cell_checks.check_cells(sweep, sweep.left)
             machine = shares.machine()
             how = Message("launch.in-turn", "runs of this process, one after the other")
             if self.packs:
@@ -200,15 +202,15 @@ class SweepBatches:
                 how = Message(
                     "launch.packed", f"processes on this machine, {have}", gpus=gpus, cores=cores
                 )
-            return cells.dry_run(sweep, [("-", sweep.left)], how)
+            return dry_run.show(sweep, [("-", sweep.left)], how)
         queued = slurm_submit.queued_jobs(sweep.left)
-        cells.check_cells(
+        cell_checks.check_cells(
             sweep, [cell for cell in sweep.left if cell.number not in queued], on_slurm=True
         )
         arrays = slurm_submit.arrays([cell for cell in sweep.left if cell.number not in queued])
         groups = [(array.in_words(), array.cells) for array in arrays]
         how = Message("launch.arrays", "arrays of SLURM")
-        return cells.dry_run(sweep, groups, how, queued=len(queued), on_slurm=True)
+        return dry_run.show(sweep, groups, how, queued=len(queued), on_slurm=True)
 
     def _measure(self, sweep: Sweep) -> None:
         """Measure the remaining cells. If that ends early, name the cells that are left."""

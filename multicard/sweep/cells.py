@@ -14,12 +14,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from multicard.config.base import RunConfig, Scale, plain
-from multicard.config.job import Device, count
+from multicard.config.job import count
 from multicard.config.placement import place
 from multicard.machine import devices
-from multicard.machine.slurm import Allocation
 from multicard.messages import Message, console_script, link, say
-from multicard.records import run_folder, text_table
+from multicard.records import run_folder
 from multicard.records.comparable import PRESET_KEY
 from multicard.records.run_folder import RecordedRun
 from multicard.records.schema import SCHEMA_VERSION, AnyRecord
@@ -390,103 +389,3 @@ def _say_model_not_kept(cell: Cell, run: RecordedRun) -> None:
         cell=cell.folder.name,
     )
     say(message)
-
-
-def check_cells(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> None:
-    """Refuse cells that do not pass the checks that a run makes before it starts.
-
-    For SLURM, checks that only the job's nodes can make, such as of the data, are left out. The
-    nodes are assumed to have the GPUs that the job asks for.
-    """
-    for cell in [*left]:
-        config = cell.config
-        try:
-            if on_slurm:
-                devices = 0 if config.device is Device.cpu else config.gpus
-                cell.workload.fits(config, place(config, devices, config.nodes))
-            else:
-                prepare.check(cell.workload, config, Allocation())
-        except ValueError as error:
-            sweep.refuse(cell, str(error))
-
-
-def dry_run(
-    sweep: Sweep,
-    groups: Sequence[tuple[str, list[Cell]]],
-    how: str,
-    queued: int = 0,
-    on_slurm: bool = False,
-) -> None:
-    """Print which cells would be measured and how, and the number of the others.
-
-    Args:
-        groups: cells with a text that says what their jobs ask for.
-        how: how they would be measured.
-        queued: the number of cells whose jobs are in the queue already.
-        on_slurm: they would be measured on other nodes, whose cores are not known.
-    """
-    number = sum(len(members) for _, members in groups)
-    refused = sum(cell.is_mistake for cell in sweep.refused)
-    if number:
-        plan = f"{count(number, 'cell')}, to be measured as {how}:"
-    elif refused:
-        every = len(sweep.every)
-        plan = (
-            f"No cell is left to measure: {refused} of {every} would be refused; see the reasons"
-            " below."
-        )
-    else:
-        plan = "No cell is left to measure."
-    message = Message(
-        "sweep.dry-run",
-        f"dry_run=true: nothing is started. {plan}",
-        key="dry_run",
-        cells=number,
-        how=how,
-        refused=refused,
-    )
-    say(message)
-    sweep.say_notices()
-    if not on_slurm:
-        sweep.say_crowds()
-    sweep.say_order()
-    rows = [
-        (str(len(members)), request_text, "\n".join(map(_dry_run_line, members)))
-        for request_text, members in groups
-        if members
-    ]
-    if rows:
-        width = text_table.terminal_width()
-        for line in text_table.text(("cells", "each", "which"), rows, width):
-            say(line)
-    measured = len(sweep.cells) - len(sweep.left)
-    message = Message(
-        "sweep.counts",
-        f"measured before: {measured}; in the queue: {queued}; refused: {refused}",
-        measured=measured,
-        queued=queued,
-        refused=refused,
-    )
-    say(message)
-    say_refused(sweep)
-
-
-def _dry_run_line(cell: Cell) -> str:
-    """Return the line of a cell: its setting, or what it does, and the identity in its folder."""
-    setting = cell.setting.lstrip() or ", ".join(cell.workload.describe(cell.config))
-    return f"{setting}  {cell.config.identity()}"
-
-
-def say_refused(sweep: Sweep) -> None:
-    """Print why cells would be refused, each reason once.
-
-    The command then exits with 1, as the sweep would.
-    """
-    refused = sorted(
-        (cell for cell in sweep.refused if cell.is_mistake), key=lambda cell: cell.number
-    )
-    for reason in dict.fromkeys(cell.reason for cell in refused):
-        members = [cell for cell in refused if cell.reason == reason]
-        more = f"and {len(members) - 1} more " if len(members) > 1 else ""
-        say(f"{members[0].label}{more}refused: {reason}", error=True)
-    sweep.command.would_refuse |= bool(refused)

@@ -17,7 +17,7 @@ from multicard.measure.timing import clock_s
 from multicard.messages import Message, say
 from multicard.records import comparable, text_table
 from multicard.records.text_table import in_bytes
-from multicard.sweep import cells, prediction_table, slurm_submit
+from multicard.sweep import cell_checks, prediction_table, slurm_submit
 from multicard.sweep.cells import NAMED_CELLS, Cell, Sweep
 from multicard.sweep.prediction_table import PredictionRow
 
@@ -48,7 +48,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
     that is not a known GPU is refused.
     """
     remaining = sweep.left
-    cells.check_cells(
+    cell_checks.check_cells(
         sweep, remaining, on_slurm or any(is_elsewhere(cell.cfg) for cell in remaining)
     )
     sound_cells = sorted(sweep.cells, key=lambda cell: cell.number)
@@ -71,7 +71,7 @@ def show(sweep: Sweep, on_slurm: bool = False) -> None:
         machines = [target for _, target in members]
         answers = estimate(configs, members[0][0].folder, machines, Effort.all)
         _show([(cell, answer) for (cell, _), answer in zip(members, answers, strict=True)])
-    cells.say_refused(sweep)
+    cell_checks.say_refused(sweep)
 
 
 def _crowd_reason(cell: Cell, target: TargetMachine, on_slurm: bool) -> str:

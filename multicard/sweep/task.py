@@ -12,7 +12,7 @@ from multicard.machine import shares
 from multicard.messages import Message, Refusal, say
 from multicard.run import controller
 from multicard.run.progress_bar import ALONE, InSweep
-from multicard.sweep import cells, predicted
+from multicard.sweep import cell_checks, cells, predicted
 from multicard.sweep.cells import Cell, Sweep
 from multicard.sweep.command import Command
 
@@ -56,7 +56,7 @@ class HydraTask:
                 return
             predicted.check_fit(sweep)
             if cfg.dry_run:
-                cells.check_cells(sweep, sweep.left)
+                cell_checks.check_cells(sweep, sweep.left)
         except ValueError as error:
             for cell in [*sweep.cells]:
                 sweep.refuse(cell, str(error))

@@ -25,7 +25,7 @@ from multicard.ranks import interruption
 from multicard.run import outcome
 from multicard.run.workload import Workload
 from multicard.sweep import cells as sweep_cells
-from multicard.sweep import grid, slurm_submit
+from multicard.sweep import dry_run, grid, slurm_submit
 from multicard.sweep.cells import Cell
 from multicard.sweep.grid import Pace
 from multicard.vision.workload import WORKLOAD
@@ -458,7 +458,7 @@ def test_cells_that_are_refused_alike_are_one_line_of_a_dry_run(capsys: pytest.C
         cells.refused(number, problem, label=f"[{number}/4] ") if problem else cells.cell(number)
         for number, problem in enumerate(problems, 1)
     ]
-    sweep_cells.dry_run(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
+    dry_run.show(sweep := cells.sweep(*made), [("-", sweep.cells)], "runs")
     assert sweep.command.close() == 1
     printed = capsys.readouterr()
     assert codes(printed.err) == ["test.one", "test.other"]

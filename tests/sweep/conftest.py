@@ -16,7 +16,7 @@ from multicard.records import content
 from multicard.records.run_folder import RecordedRun
 from multicard.run import controller, outcome
 from multicard.run.prepare import typed
-from multicard.sweep import cells
+from multicard.sweep import dry_run
 from multicard.sweep.cells import Cell
 from tests.conftest import Called
 from tests.helpers import records
@@ -51,11 +51,11 @@ def dry(called: Called, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DryR
 
         def take(sweep: Any, groups: Any, *further: Any, **options: Any) -> None:
             seen.append(Dry(sweep.every, [[*own] for _, own in groups], ""))
-            dry_run(sweep, groups, *further, **options)
+            shown(sweep, groups, *further, **options)
 
-        dry_run = cells.dry_run
+        shown = dry_run.show
         with monkeypatch.context() as patched:
-            patched.setattr(cells, "dry_run", take)
+            patched.setattr(dry_run, "show", take)
             code, printed = called(
                 "-m", *words, "dry_run=true", "device=cpu", f"hydra.sweep.dir={tmp_path}/s"
             )
