@@ -30,7 +30,7 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
 
     shown_answers = [
         answer
-        for answer in answers(load.read(folders).runs)
+        for answer in answers(load.read_runs(folders).runs)
         if len(answer.ranking.settings) > 1 or answer.ranking.lengths
     ][:MAX_ANSWERS]
     waiting_lines = [answer.waits.sentence for answer in shown_answers if answer.waits is not None][

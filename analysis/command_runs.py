@@ -26,7 +26,7 @@ def on_runs(
     """Return a command that reads the runs of its folders, and prints the output made of them."""
 
     def run(options: argparse.Namespace) -> int:
-        found_runs = load.read(options.folders, price=getattr(options, "price", None))
+        found_runs = load.read_runs(options.folders, price=getattr(options, "price", None))
         return _emit(output_of(found_runs, options), options, found_runs.skipped)
 
     return run
@@ -47,8 +47,8 @@ def list_found(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
 
 def compare_sweeps(options: argparse.Namespace) -> int:
     """Print how the cells of two sweeps differ, or the cells of one that differ in a key."""
-    a = load.read([options.a])
-    b = a if options.b is None else load.read([options.b])
+    a = load.read_runs([options.a])
+    b = a if options.b is None else load.read_runs([options.b])
     cells = compared_cells.compare(
         a.runs, b.runs, options.by, options.common, options.mix, options.margin
     )
@@ -79,7 +79,7 @@ def best_setting(options: argparse.Namespace) -> int:
         )
         raise Refusal("train.other-flags", text, key=f"--{refused_flags[0]}")
     limits = best.Limits(options.accuracy, options.memory, options.gpus, options.loss)
-    runs = load.read(options.folders, price=options.price).runs
+    runs = load.read_runs(options.folders, price=options.price).runs
     if options.by is not None:
         runs, notes = by_int4.judge_by_int4(runs)
         print("\n".join(map(clean, notes)))
@@ -106,7 +106,7 @@ def fill_table(options: argparse.Namespace) -> int:
 def _filled_table(found_runs: FoundRuns, options: argparse.Namespace) -> Output:
     if options.experiment == DATASETS:
         return table.output([table.of_datasets(found_runs.runs)])
-    experiment = experiments.load(options.experiment)
+    experiment = experiments.load_experiment(options.experiment)
     panels = experiments.panels(experiment, found_runs.runs, options.mix, named=True)
     if not panels:
         raise Refusal(
@@ -152,7 +152,7 @@ def draw_figures(options: argparse.Namespace) -> int:
 
     if options.name is None:
         raise _without_name("figure", draw.known_names())
-    found_runs = load.read(options.folders)
+    found_runs = load.read_runs(options.folders)
     lines = draw.write(
         options.name, found_runs.runs, options.out, options.mix, options.all, options.folders
     )
@@ -182,7 +182,7 @@ def write_report(options: argparse.Namespace) -> int:
         return 0
     # For 10,000 runs this takes a minute.
     with Console(stderr=True).status("reading the runs") as status:
-        found_runs = load.read(options.folders, price=options.price)
+        found_runs = load.read_runs(options.folders, price=options.price)
         status.update(f"making the page about {count(len(found_runs.runs), 'run')}")
         lines = report.write(
             options.folders, options.out, options.title, options.mix, found_runs
@@ -201,7 +201,7 @@ def make_dashboard(options: argparse.Namespace) -> int:
 
 def export_rows(options: argparse.Namespace) -> int:
     """Write rows that can be shared, without anything that identifies the machine."""
-    found_runs = load.read(options.folders)
+    found_runs = load.read_runs(options.folders)
     print(
         "\n".join(
             [
@@ -221,7 +221,7 @@ def import_rows(options: argparse.Namespace) -> int:
 
 def upload(options: argparse.Namespace) -> int:
     """Upload records that W&B does not have."""
-    found_runs = load.read(options.folders, probes=True)
+    found_runs = load.read_runs(options.folders, probes=True)
     lines, code = sync.sync(found_runs.runs, (options.project, options.entity))
     print("\n".join([*lines, *skipped_lines(found_runs.skipped)]))
     return code

@@ -209,7 +209,7 @@ def names() -> list[str]:
     """
 
     def place(name: str) -> tuple[int, bool, int, bool, str]:
-        experiment = load(name)
+        experiment = load_experiment(name)
         match = re.search(r"(Table|Figs?\.) (\d+)", experiment.title)
         figure, number = (match[1] != "Table", int(match[2])) if match else (True, 1000)
         return [*KINDS].index(experiment.kind), figure, number, experiment.view.of_profiles, name
@@ -231,7 +231,7 @@ def not_by_number(text: str) -> str:
     kinds = {"t": ("table",), "f": ("figure",)}.get(text[:1].lower(), ("table", "figure"))
     commands = []
     for name in names():
-        title = load(name).title.partition(":")[0]
+        title = load_experiment(name).title.partition(":")[0]
         for match in PRINTED_AS.finditer(title if title.startswith(("Table", "Fig")) else ""):
             kind = "table" if match[1] == "Table" else "figure"
             first_number = int(match[2])
@@ -251,7 +251,7 @@ def not_by_number(text: str) -> str:
 
 
 @cache
-def load(name: str) -> Experiment:
+def load_experiment(name: str) -> Experiment:
     """Load the experiment of a name.
 
     Raises:

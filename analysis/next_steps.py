@@ -67,7 +67,7 @@ class NextSteps:
 
     @cached_property
     def _detailed_runs(self) -> list[DetailedRun]:
-        return details.read(self.best.counted)
+        return details.read_details(self.best.counted)
 
     @cached_property
     def limit(self) -> Advice:

@@ -256,7 +256,7 @@ class Runs(ShownOutput):
         """
         keys = _parsed("by", cli.names, by) or []
         share = _parsed("margin", cli.share, margin)
-        b = self if other is None else other if isinstance(other, Runs) else read(other)
+        b = self if other is None else other if isinstance(other, Runs) else read_runs(other)
         return ShownOutput(
             compare.output(
                 compared_cells.compare(self.found.runs, b.found.runs, keys, common, mix, share),
@@ -274,7 +274,7 @@ class Runs(ShownOutput):
             ValueError: the run has no steps that can be read.
         """
         run = self[run] if isinstance(run, int) else run
-        return steps.table(run.folder, run.record()).to_pandas()
+        return steps.steps_table(run.folder, run.record()).to_pandas()
 
     def figure(self, name: str = "trade_off", mix: bool = False) -> "alt.VConcatChart":
         """Draw the figures of a name, below one another, as a chart of Altair.
@@ -293,10 +293,10 @@ class Runs(ShownOutput):
         return vega.chart(draw.make(name, self.found.runs, mix)[0])
 
 
-def read(*folders: str | PathLike[str], price: float | None = None) -> Runs:
+def read_runs(*folders: str | PathLike[str], price: float | None = None) -> Runs:
     """See `multicard.load`."""
     paths = [folder_of_runs(folder) for folder in folders or (MULTIRUN,)]
-    return Runs(load.read(paths, price=_parsed("price", cli.price, price)))
+    return Runs(load.read_runs(paths, price=_parsed("price", cli.price, price)))
 
 
 def _parsed(name: str, parse: Callable[[str], Any], value: float | str | None) -> Any:

@@ -177,7 +177,7 @@ def _swept_keys(overrides: dict[str, str]) -> list[str] | None:
     name = overrides.get("experiment", "=").removeprefix("=")
     if name and name not in experiments.names():
         return None
-    experiment_axes = experiments.load(name).swept if name else ()
+    experiment_axes = experiments.load_experiment(name).swept if name else ()
     return list(
         dict.fromkeys(
             [*(key for key, value in overrides.items() if _is_swept(value)), *experiment_axes]
@@ -235,7 +235,7 @@ def _last_command(folder: Path) -> tuple[str, dict[str, str]] | None:
 def _read_last_command(path: Path, _: int) -> tuple[str, dict[str, str]] | None:
     """Read the last command from a file; the time when it was written keys the cache."""
     try:
-        sweep = strict_yaml.read(path)
+        sweep = strict_yaml.read_yaml(path)
         words = map(str, sweep["hydra"]["overrides"]["task"])
         entry = f"{sweep['hydra']['job']['config_name']}.py"
     except (OSError, ValueError, KeyError, TypeError):

@@ -62,7 +62,7 @@ class Column:
         return not {*self.texts} - {"-", ""}
 
 
-def table(
+def sortable_table(
     columns: Iterable[Column], above: Sequence[str] = (), below: Sequence[str] = ()
 ) -> TextTable:
     """Return the columns as a table for people, without columns that have nothing to show."""

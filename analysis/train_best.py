@@ -140,7 +140,7 @@ def script_command(config: ScriptConfig) -> str:
 def folder_of_kept_model(sweep: Path, identity: str) -> Path | None:
     """Return the folder of a sweep's run with an identity, if the run kept its model."""
     for path in sorted(sweep.glob(f"*/{run_folder.RESULT}")):
-        run = run_folder.read(path.parent)
+        run = run_folder.read_run(path.parent)
         saved = getattr(run.record, "saved", None) if run is not None else None
         if (
             run is not None

@@ -164,7 +164,7 @@ def main() -> None:
         args.rounds,
     )
     for kind in COMMANDS:
-        runs = [run for run in load.read([args.out / kind]).runs if run["status"] == "ok"]
+        runs = [run for run in load.read_runs([args.out / kind]).runs if run["status"] == "ok"]
         print("\n".join(report(kind, sorted(runs, key=lambda run: run["started_at"]))))
 
 

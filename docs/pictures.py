@@ -162,7 +162,7 @@ def terminal(out: Path) -> Path:
         for run in Path("multirun", "first").glob("*/result.json"):
             # A Parquet file ends with these bytes.
             run.with_name(steps.STEPS).write_bytes(b"PAR1")
-        command = rerun_commands.of_sweeps(load.read([Path("multirun", "first")]).runs)[0]
+        command = rerun_commands.of_sweeps(load.read_runs([Path("multirun", "first")]).runs)[0]
         words = [sys.executable, "-c", AS_IN_CHECKOUT, *shlex.split(command)[2:]]
         # `script` gives the command a terminal.
         command_line = ["script", "-qec", shlex.join(words), "/dev/null"]

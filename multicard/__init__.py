@@ -36,7 +36,7 @@ def load_model(folder: str | PathLike[str]) -> "nn.Module":
     if (place / kept.TUNED_MODEL).is_file():
         from multicard.llm import kept_model as tuned_model
 
-        return tuned_model.load(place)
+        return tuned_model.load_tuned(place)
     from multicard.vision import (
         kept_model,
     )  # This imports torch, which reading records does not need.

@@ -321,7 +321,7 @@ def _problem(workload: Workload, words: list[str]) -> Exception | None:
     """
     try:
         chosen = command_line.overrides(command_line.switched(words, workload))
-        command_line.check(chosen, workload)
+        command_line.check_overrides(chosen, workload)
         config = workloads.composed(workload.entry, command_line.first_values(chosen))
         for override in chosen:
             _check_effect(override, config)

@@ -156,7 +156,7 @@ def _first_and_last(run: Run, readings: Readings) -> tuple[float, float] | None:
 def _first_tenth(run: Run, readings: Readings) -> float | None:
     """Return the mean loss over the first tenth of a run's steps, or None without their file."""
     try:
-        rows = steps.table(run.folder, readings.record(run))
+        rows = steps.steps_table(run.folder, readings.record(run))
     except (OSError, ValueError):
         return None
     if "loss" not in rows.column_names:

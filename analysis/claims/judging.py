@@ -31,7 +31,7 @@ from multicard.records.schema_parts import Limit
 from multicard.records.text_table import clean
 
 from .. import same_setting
-from ..experiments import Panel, load, panels
+from ..experiments import Panel, load_experiment, panels
 from ..runs import grouping
 from ..runs.load import Run
 from ..stats import intervals
@@ -216,7 +216,7 @@ def judge(
     ]
     panels_by_experiment = dict[str, list[Panel]]()
     for name in dict.fromkeys(claim.experiment for claim in claims):
-        by_part = [panels(load(name), part, mix) for part in runs_by_sharing]
+        by_part = [panels(load_experiment(name), part, mix) for part in runs_by_sharing]
         panels_by_experiment[name] = list(chain.from_iterable(by_part))
     readings = Readings(runs_by_sharing[0] or runs)
     return [_judge(claim, panels_by_experiment[claim.experiment], readings) for claim in claims]
@@ -232,7 +232,9 @@ def _judge(claim: Claim, settings: Sequence[Panel], readings: Readings) -> Claim
     # The sort is stable: verdicts without a figure come last.
     verdicts.sort(key=lambda verdict: verdict.verdict == UNMEASURED)
     if not verdicts:
-        return ClaimVerdict(claim, UNMEASURED, why=NO_RUNS, command=load(claim.experiment).command)
+        return ClaimVerdict(
+            claim, UNMEASURED, why=NO_RUNS, command=load_experiment(claim.experiment).command
+        )
     most_telling, *other_verdicts = verdicts
     others = tuple(
         OtherSetting(

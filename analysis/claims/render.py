@@ -37,7 +37,7 @@ PLURALS |= {HOLDS: "hold", EXCEEDS: "exceed", FAILS: "do not hold"}
 HEADINGS = ("claim", "printed", "measured", "verdict")
 
 
-def table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
+def verdict_table(verdicts: Sequence[ClaimVerdict], limit: int | None) -> list[str]:
     """Return a table of the measured claims of each section.
 
     Below stand the names of the other claims, and the commands that measure them.
@@ -135,7 +135,7 @@ def output(verdicts: Sequence[ClaimVerdict], at_full_length: bool) -> Output:
         for title, of_one in sections(verdicts)
     ]
     counts_line = summary(verdicts)[0]
-    lines = partial(at_length if at_full_length else table, verdicts)
+    lines = partial(at_length if at_full_length else verdict_table, verdicts)
     return Output(
         lines, lambda: tables, rows, content=lambda _: {"claims": claims, "summary": counts_line}
     )

@@ -291,7 +291,7 @@ def step_losses(readings: Readings, run: Run) -> np.ndarray:
     Raises:
         ValueError: the run has no steps.
     """
-    rows = steps.table(run.folder, readings.record(run))
+    rows = steps.steps_table(run.folder, readings.record(run))
     return rows["loss"].to_numpy()[rows["rank"].to_numpy() == 0]
 
 

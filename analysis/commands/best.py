@@ -29,7 +29,7 @@ from ..runs.columns import KINDS
 from ..runs.grouping import PACE, of_setting
 from ..runs.load import Run
 from ..stats.between_runs import RepeatedRuns
-from ..table_columns import Column, rows, table
+from ..table_columns import Column, rows, sortable_table
 from .ranking import COST, Limits, RankedSetting, Ranking
 
 
@@ -104,7 +104,7 @@ def output(
                 [other_ranking.goal for other_ranking in other_rankings], summary.recommended
             )
         )
-        tables.append(table(columns[-1], above))
+        tables.append(sortable_table(columns[-1], above))
     interval_notes = []
     if len(ranked) > 1 and not grouping.is_exact(runs, column):
         interval_notes = repeated.of_column(column).described(ranked)

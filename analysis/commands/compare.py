@@ -26,7 +26,7 @@ from ..runs import circumstances, grouping
 from ..runs.grouping import ok_runs
 from ..runs.load import Run
 from ..runs.quality import LOSS_APART
-from ..table_columns import Column, rows, table
+from ..table_columns import Column, rows, sortable_table
 from .compared_cells import FASTER, SAME, SLOWER, UNDECIDED, CellComparison
 from .compared_losses import ComparedLosses
 
@@ -69,7 +69,7 @@ def output(
     for cell in compared:
         runs.extend((*cell.a, *cell.b))
     below += grouping.legend(runs)
-    shown_table = table(
+    shown_table = sortable_table(
         [column for column in columns if column.heading not in named_above], [*about, *above], below
     )
     return Output(shown_table.lines, lambda: [shown_table], rows(columns))

@@ -35,7 +35,7 @@ from multicard.records.text_table import TextTable, clean
 from ..runs.grouping import MEMORY
 from ..runs.load import Run
 from ..stats.intervals import wilson
-from ..table_columns import Column, table
+from ..table_columns import Column, sortable_table
 from ..table_columns import rows as rows_of
 
 AS_BUSY = " as busy"  # Follows the basis of times that suppose that others stay as busy.
@@ -327,7 +327,7 @@ def output(runs: Sequence[Run], folders: Sequence[Path]) -> Output:
     shown_tables = [
         shown_table
         for shown_table in (
-            table(accuracies(comparisons)),
+            sortable_table(accuracies(comparisons)),
             TextTable(VERDICT_HEADINGS, verdicts, [""]),
         )
         if shown_table.rows

@@ -74,7 +74,7 @@ def table_of_profiles(panel: Panel) -> ExperimentTable:
         papers += filter(None, printed_figures)
     notes = _notes_of_figures(unit, varied_columns, metrics)
     notes += notes_of_panel(panel, rows=[], papers=papers)
-    printed_table = table_columns.table(columns)
+    printed_table = table_columns.sortable_table(columns)
     return ExperimentTable(
         title=title_of_panel(panel),
         headings=[*printed_table.headings],

@@ -295,7 +295,7 @@ def report_results(place: Circumstances, steps: Sequence[Step]) -> int:
     """
     evidence = page.collect(place, steps)
     records = evidence.records
-    for line in ["", *page.table(evidence, terminal_width())]:
+    for line in ["", *page.evidence_table(evidence, terminal_width())]:
         say(line)
     for record in records:
         if record.status == drive.FAILED:

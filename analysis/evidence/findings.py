@@ -167,7 +167,7 @@ def why_not_comparable(runs: Sequence[Run]) -> str | None:
 def runs_of(folder: Path) -> list[Run]:
     """Return the runs of a step; an empty list before the first one has ended."""
     try:
-        return load.read([folder]).runs if folder.is_dir() else []
+        return load.read_runs([folder]).runs if folder.is_dir() else []
     except ValueError:
         return []
 

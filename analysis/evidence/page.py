@@ -88,7 +88,7 @@ def headings_and_rows(evidence: Evidence) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def table(evidence: Evidence, width: int | None) -> list[str]:
+def evidence_table(evidence: Evidence, width: int | None) -> list[str]:
     """Write the findings as lines for a terminal."""
     headings, texts = headings_and_rows(evidence)
     align = "".join("r" if heading == "runs" else "l" for heading in headings)
@@ -161,7 +161,7 @@ def write(evidence: Evidence, title: str) -> Path:
 def runs(place: Circumstances) -> FoundRuns:
     """Read all runs of the evidence; there are none before the first has ended."""
     try:
-        return load.read([place.out])
+        return load.read_runs([place.out])
     except ValueError:
         return FoundRuns([], [])
 

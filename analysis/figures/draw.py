@@ -151,7 +151,9 @@ def make(
             raise Refusal("figure.nothing-to-show", text, figure=name, runs=len(runs), needs=needs)
     else:
         repeated = RepeatedRuns(runs)
-        for experiment in map(experiments.load, experiments.names() if name == ALL else [name]):
+        for experiment in map(
+            experiments.load_experiment, experiments.names() if name == ALL else [name]
+        ):
             panels = experiments.panels(experiment, runs, mix, repeated)
             if name != ALL and not whole:
                 panels = own_panels("figure", experiment, panels, folders)

@@ -54,7 +54,7 @@ def write(
     if path.is_dir():
         text = f"--out {path}: is a folder; name a file, as `--out {shlex.quote(str(path / NAME))}`"
         raise Refusal("report.out-is-folder", text, key="--out", value=str(path))
-    report = build(found or load.read(folders), title or _title(folders), mix)
+    report = build(found or load.read_runs(folders), title or _title(folders), mix)
     size_bytes = page.write(path, report)
     text = f"{path}: {report.summary}; {size_bytes / 1e6:.1f} MB"
     written = Message(
@@ -70,7 +70,7 @@ def watched_report(
     name = title or _title(folders)
 
     def build_report() -> Report:
-        return build(load.read(folders, price=price), name, mix)
+        return build(load.read_runs(folders, price=price), name, mix)
 
     return Watch(
         folders, build_report, lambda reason: Report(name, timestamp(), reason, [], {}, {}, [])
@@ -91,8 +91,8 @@ def build(found: FoundRuns, title: str, mix: bool, first: Sequence[Section] = ()
         first: further sections, which come before the report's own.
     """
     page.bundling()
-    runs = details.read(found.runs)
-    all_experiments = [experiments.load(name) for name in experiments.names()]
+    runs = details.read_details(found.runs)
+    all_experiments = [experiments.load_experiment(name) for name in experiments.names()]
     repeated = RepeatedRuns(runs)
     panels = [
         (experiment, experiments.panels(experiment, runs, mix, repeated))

@@ -92,7 +92,7 @@ def build_runs_section(
     for kind in kinds:
         blocks += [Heading(KINDS[kind].title.capitalize())] if len(kinds) > 1 else []
         kind_runs = [run for run in runs if run["kind"] == kind and run["status"] == "ok"]
-        blocks.append(table(kind_runs, repeated, mix, recommended))
+        blocks.append(runs_table(kind_runs, repeated, mix, recommended))
     blocks += _failed(
         [run for run in runs if run["status"] != "ok"], list_runs.differing(runs)[:MOST_SETTINGS]
     )
@@ -100,7 +100,7 @@ def build_runs_section(
     return Section("runs", "Runs", QUESTION, blocks)
 
 
-def table(
+def runs_table(
     runs: Sequence[DetailedRun], repeated: RepeatedRuns, mix: bool, recommended: Sequence[Run] = ()
 ) -> SortableTable:
     """Build the table of the settings of one kind, whose runs ended ok.

@@ -43,7 +43,7 @@ class DetailedRun(Run):
     surroundings: Environment = field(default_factory=Environment, repr=False)
 
 
-def read(runs: Sequence[Run]) -> list[DetailedRun]:
+def read_details(runs: Sequence[Run]) -> list[DetailedRun]:
     return list(map(_read, runs))
 
 

@@ -76,7 +76,9 @@ class FoundRuns:
     skipped: list[Skipped]
 
 
-def read(folders: Sequence[Path], probes: bool = False, price: float | None = None) -> FoundRuns:
+def read_runs(
+    folders: Sequence[Path], probes: bool = False, price: float | None = None
+) -> FoundRuns:
     """Read all runs below `folders`, in the order of their paths.
 
     A run that is below two of the folders counts once. A copy of a run's folder does not count,

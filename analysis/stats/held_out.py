@@ -113,7 +113,7 @@ class HeldOutLosses:
         if run.folder not in self._of_run:
             loss = run[HELD_OUT]
             column = held_out.INT4_LOSS if by_int4.is_judged_by_int4(run) else held_out.LOSS
-            row_losses = None if loss is None else held_out.read(run.folder, column)
+            row_losses = None if loss is None else held_out.read_row_losses(run.folder, column)
             is_same_evaluation = row_losses is not None and math.isclose(
                 row_losses.mean, loss or 0.0, rel_tol=MEAN_TOLERANCE
             )

@@ -61,7 +61,7 @@ def execute(
         of_site = site_defaults.words_of_site(words, workload)
         sys.argv[1:] = [*words, *of_site]  # Hydra reads the words from there.
         overrides = command_line.overrides(sys.argv[1:])
-        command_line.check(overrides, workload)
+        command_line.check_overrides(overrides, workload)
         if {"-h", "--help"} & {*words}:
             say(help_text(workload, usage or "", command_line.first_values(overrides)))
             return 0

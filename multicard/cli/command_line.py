@@ -221,7 +221,7 @@ def first_values(chosen: list[Override]) -> list[str]:
     return words
 
 
-def check(chosen: list[Override], workload: Workload) -> None:
+def check_overrides(chosen: list[Override], workload: Workload) -> None:
     """Refuse words that Hydra would accept, and name alternatives: options of another entry, added
     or deleted keys, sweeps of experiments, and numbers that would count as true.
     """

@@ -100,7 +100,7 @@ def notice(words: Sequence[str]) -> Message:
 
 def _read_values(file: Path) -> dict[str, Any]:
     try:
-        content = strict_yaml.read(file)
+        content = strict_yaml.read_yaml(file)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise Refusal(

@@ -64,7 +64,7 @@ def _read_table(file: Path) -> dict[frozenset[str], float]:
     if not file.is_file():
         return {}
     try:
-        prices = strict_yaml.read(file)
+        prices = strict_yaml.read_yaml(file)
     except (OSError, ValueError) as error:
         raise Refusal(
             "prices.unreadable",

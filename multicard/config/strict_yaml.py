@@ -42,7 +42,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_number)
 
 
-def read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the content of a file.
 
     Raises:

@@ -28,7 +28,7 @@ def note_failed_scoring(folder: Path, failure: Failure) -> bool:
         True if the rank failed there. False if it failed elsewhere: no file is changed then.
     """
     failed_report = None
-    for report in rank_files.read(folder):
+    for report in rank_files.read_reports(folder):
         if isinstance(report, LlmReport) and report.rank == failure.rank:
             failed_report = report
             break

@@ -82,7 +82,7 @@ def base_folder(model_folder: Path, info: TunedModelInfo) -> str:
     return str((model_folder.parent / BASE).absolute()) if info.base is None else info.base
 
 
-def load(model_folder: Path) -> "nn.Module":
+def load_tuned(model_folder: Path) -> "nn.Module":
     """Load the tuned model, with its `tokenizer`, for evaluation.
 
     It is on the CPU; in NF4, it is on the GPU if there is one. Adapters are loaded on their base

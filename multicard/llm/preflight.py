@@ -100,10 +100,10 @@ def refuse(config: LlmConfig) -> None:
     methods.check_options(config)
     engines.check_engine(config)
     axes.check_axes(config)
-    templates.check(config)
+    templates.check_template(config)
 
 
-def check(config: LlmConfig) -> None:
+def check_rows(config: LlmConfig) -> None:
     """Check that rows, tokenizer, weights and model fit each other.
 
     A command that starts no run does not download rows for this.
@@ -127,7 +127,7 @@ def prepare(config: LlmConfig) -> Inputs:
         tokenizer.check_files(config.tokenizer)
         if isinstance(config.model, HfConfig):
             tokenizer.check_folder(config.model)
-        loaded = row_sources.load(config)
+        loaded = row_sources.load_rows(config)
         rows = loaded.rows
         if rows is None and isinstance(config.model, HfConfig):
             raise Refusal(

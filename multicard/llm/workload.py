@@ -83,7 +83,7 @@ WORKLOAD = Workload(
     cuda_preload=("multicard.llm.before_torchtune", "pyarrow.parquet", "hydra.main"),
     refuse=preflight.refuse,
     fits=fits,
-    check=preflight.check,
+    check=preflight.check_rows,
     data=preflight.data_parts,
     arguments=lambda config, placement, folder: (
         config,

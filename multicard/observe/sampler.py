@@ -141,7 +141,7 @@ class MachineSampler:
     def write(self) -> None:
         """Write the samples after the ranks have ended, unless the folder was removed."""
         if self._uuids and self._folder.exists():
-            reports = rank_files.read(self._folder)
+            reports = rank_files.read_reports(self._folder)
             # If the disk is full, for example, the record says that this part is missing.
             with suppress(OSError):
                 self._write_gpus([report for report in reports if report.rank in self._ranks])

@@ -46,7 +46,7 @@ def save(folder: Path, rank: Rank, steps: int, state: dict[str, Any]) -> None:
             shutil.rmtree(older)
 
 
-def load(folder: Path, rank: Rank) -> dict[str, Any] | None:
+def load_checkpoint(folder: Path, rank: Rank) -> dict[str, Any] | None:
     """Load this rank's state from the latest checkpoint, with all tensors on the host.
 
     Returns:

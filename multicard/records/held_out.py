@@ -38,7 +38,7 @@ class RowLosses:
         return float(self.loss.sum() / self.tokens.sum())
 
 
-def read(folder: Path, losses: str = LOSS) -> RowLosses | None:
+def read_row_losses(folder: Path, losses: str = LOSS) -> RowLosses | None:
     """Read the rows of a run; None if the file is absent or not such a table.
 
     Args:

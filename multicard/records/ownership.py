@@ -30,7 +30,7 @@ from multicard.machine import private, slurm
 from multicard.machine.environment import host
 from multicard.measure.timing import age_s, pause, start_ticks
 from multicard.messages import Refusal
-from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read, read_json
+from multicard.records.run_folder import DONE, RESULT, SEGMENTS, finished, read_json, read_run
 from multicard.records.steps import STEPS
 
 RUNNING = ".running"  # A claim's file is called ".CELL.RANDOM.running".
@@ -129,7 +129,7 @@ def _unreadable_measurement(folder: Path) -> Refusal:
     """Return the refusal to replace a measurement that cannot be read."""
     name = folder.parent.name
     cell = folder.name
-    if read(folder) is None:
+    if read_run(folder) is None:
         return Refusal(
             "claim.other-record",
             f"name={name}: {cell}/{RESULT} was altered, or written by another version of multicard;"
@@ -355,7 +355,7 @@ def count_concurrent_runs(
         has_new_record = before.get(other) != stamp
         if not has_new_record or other == folder or other in running:
             continue
-        ended = read(other)
+        ended = read_run(other)
         count += ended is not None and any(
             hosts & {*(part.hosts or ())} for part in ended.record.segments
         )

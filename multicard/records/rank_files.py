@@ -214,7 +214,7 @@ def write(folder: Path, report: AnyReport) -> None:
     run_folder.write_json(path_of(folder, report.rank), report)
 
 
-def read(folder: Path, expected: int = 0) -> list[Any]:
+def read_reports(folder: Path, expected: int = 0) -> list[Any]:
     """Read the reports of the ranks of one workload, ordered by rank.
 
     A report that is not complete is left out; `problem` names it.

@@ -383,7 +383,7 @@ def finished(folder: Path) -> RecordedRun | None:
     """Return the run in a folder if it need not be measured
     again: the steps that its record counts are there.
     """
-    run = read(folder)
+    run = read_run(folder)
     return run if run is not None and run.status in DONE and _has_steps(run) else None
 
 
@@ -398,7 +398,7 @@ def _has_steps(run: RecordedRun) -> bool:
         return isinstance(error, FileNotFoundError) and not measured
 
 
-def read(folder: Path) -> RecordedRun | None:
+def read_run(folder: Path) -> RecordedRun | None:
     """Return the run in a folder; None if there is no record yet, or if it is broken."""
     try:
         record = decode(read_bytes(folder / RESULT))

@@ -94,7 +94,7 @@ def measured_s(folder: Path, record: AnyRecord) -> np.ndarray:
     return steps.steps_s[~(steps.warmup | steps.stalls)]
 
 
-def table(folder: Path, record: AnyRecord) -> "pa.Table":
+def steps_table(folder: Path, record: AnyRecord) -> "pa.Table":
     """Return steps.parquet (docs/reference/record.md), with a row for each step of each rank.
 
     The added column `measured` is true if statistics cover the row.

@@ -147,7 +147,7 @@ def _from_folder(run: PreparedRun, begun_record: AnyRecord) -> tuple[AnyRecord, 
     folder = run.folder
     attempt = attempts.last(folder)
     failure = attempt.failure
-    ranks = rank_files.read(folder, placement.world_size if failure is None else 0)
+    ranks = rank_files.read_reports(folder, placement.world_size if failure is None else 0)
     if failure is None:
         problem = rank_files.problem(folder, placement.world_size)
         failure = None if problem is None else Failure("record", problem)

@@ -97,7 +97,7 @@ def crowd_notice(placement: Placement) -> Message | None:
     )
 
 
-def check(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
+def check_run(workload: Workload, config: RunConfig, allocation: Allocation) -> Placement:
     """Make all checks before anything starts, on the machine that is to run it.
 
     Raises:
@@ -137,7 +137,7 @@ def problem(workload: Workload, cfg: DictConfig) -> str | None:
 def problem_of(workload: Workload, config: RunConfig) -> str | None:
     """Return why this machine would refuse a run with a checked configuration, or None."""
     try:
-        check(workload, config, Allocation())
+        check_run(workload, config, Allocation())
     except ValueError as error:
         return str(error)
     return None
@@ -204,7 +204,7 @@ def prepare(
     """
     peers.meet()
     config = typed(workload, cfg)
-    placement = check(workload, config, allocation)
+    placement = check_run(workload, config, allocation)
     config = _with_profiler(config, placement)
     try:
         trained = attempts.is_trained(folder, placement.world_size)

@@ -14,7 +14,7 @@ from multicard.run.workload import Workload
 from multicard.script import summary, words
 
 
-def check(config: ScriptConfig) -> None:
+def check_script(config: ScriptConfig) -> None:
     """Refuse a script that cannot be started, by a ValueError."""
     path = words.file(config)
     named = f"script={config.script}"
@@ -111,7 +111,7 @@ WORKLOAD = Workload(
     cuda_preload=PRELOAD,
     refuse=lambda config: None,
     fits=lambda config, placement: None,
-    check=check,
+    check=check_script,
     data=code,
     # Scripts may change their working folder.
     arguments=lambda config, placement, folder: (config, folder.absolute()),

@@ -23,7 +23,7 @@ def check_cells(sweep: Sweep, left: Sequence[Cell], on_slurm: bool = False) -> N
                 devices = 0 if config.device is Device.cpu else config.gpus
                 cell.workload.fits(config, place(config, devices, config.nodes))
             else:
-                prepare.check(cell.workload, config, Allocation())
+                prepare.check_run(cell.workload, config, Allocation())
         except ValueError as error:
             sweep.refuse(cell, str(error))
 

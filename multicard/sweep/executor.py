@@ -118,7 +118,7 @@ class Executor:
         """Take the record of an ended process, which this command has `interrupted` if True."""
         cell = process.cell
         self.running.remove(process)
-        cell.result = run_folder.read(cell.folder)
+        cell.result = run_folder.read_run(cell.folder)
         if cell.result is None:
             log = self.log_of(process, "err")
             if interrupted:

@@ -225,7 +225,7 @@ class SlurmJob(CellJob):
         guest = Guest(allocation)
         try:
             config = prepare.typed(self.workload, self.cfg)
-            placement = prepare.check(self.workload, config, allocation)
+            placement = prepare.check_run(self.workload, config, allocation)
             config = nsys.resolve_auto(config, placement.device)
         except ValueError as error:
             guest.wait_for_start(str(error))

@@ -65,7 +65,7 @@ def _recorded_order(folder: Path) -> str | None:
     config = None
     if path.is_file():  # A pipe would block.
         with suppress(OSError, Refusal):
-            config = strict_yaml.read(path)
+            config = strict_yaml.read_yaml(path)
     order = str(config.get("order")) if isinstance(config, dict) else ""
     return order if order == TYPED or is_whole(order) else None
 

@@ -40,7 +40,7 @@ def names_set_by_presets(entry: str) -> frozenset[str]:
     workload = workloads.of_entry(entry)
     names = set[str]()
     for option in workloads.files(workload, PRESET):
-        content = strict_yaml.read(workloads.option_file(workload, PRESET, option)) or {}
+        content = strict_yaml.read_yaml(workloads.option_file(workload, PRESET, option)) or {}
         for choice in content.pop("defaults", []):
             names.update(key.removeprefix(OVERRIDE) for key in choice)
         names.update(flat(content))

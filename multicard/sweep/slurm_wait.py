@@ -121,7 +121,7 @@ class Queue:
         ended = []
         for cell in waiting:
             job = self.jobs[cell.number]
-            run = run_folder.read(cell.folder)
+            run = run_folder.read_run(cell.folder)
             if run is not None and run.record.job == job:
                 # After its record, a job still removes its checkpoints and mirrors the run.
                 if job not in self.states or not ownership.is_held_by(cell.folder, job):
@@ -157,7 +157,7 @@ class Queue:
             unended = slurm.unended([*queued.values()])
         cells = {cell.number: cell for cell in self.cells}
         for number, job in queued.items():
-            run = run_folder.read(cells[number].folder)
+            run = run_folder.read_run(cells[number].folder)
             if job not in unended and (run is None or run.record.job != job):
                 del self.jobs[number]
         cancelled = len(queued.keys() - self.jobs.keys())

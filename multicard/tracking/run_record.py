@@ -109,7 +109,7 @@ def varied_keys(sweep: Path) -> set[str]:
     The set is empty if the command is unknown.
     """
     try:
-        hydra = strict_yaml.read(sweep / "multirun.yaml")["hydra"]
+        hydra = strict_yaml.read_yaml(sweep / "multirun.yaml")["hydra"]
         words = hydra["overrides"]["task"]
         params = hydra["sweeper"].get("params") or {}
         values = {str(key): str(value) for key, value in params.items()}

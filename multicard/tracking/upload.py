@@ -158,7 +158,7 @@ class Mirror:
         """Log the steps and epochs since the last call. `close` raises the errors of this one."""
         if self._error is not None or self._run is None:
             return
-        ranks = rank_files.read(self._folder)
+        ranks = rank_files.read_reports(self._folder)
         finished_epochs = min((len(rank.epochs) for rank in ranks), default=0)
         if finished_epochs <= self._epochs or not rank_files.have_steps(self._folder, ranks):
             return

@@ -67,7 +67,7 @@ class Checkpoint(NamedTuple):
     classes: list[str]
 
 
-def read(path: Path, weights: str) -> Checkpoint:
+def read_checkpoint(path: Path, weights: str) -> Checkpoint:
     """Read a file of weights.
 
     Args:

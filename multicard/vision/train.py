@@ -406,7 +406,7 @@ def restore(loop: Loop, report: TrainingReport) -> Start:
 
     `set_random` restores the random numbers once the loader's workers have started.
     """
-    state = checkpoint.load(report.folder, loop.rank)
+    state = checkpoint.load_checkpoint(report.folder, loop.rank)
     if state is None:
         return Start()
     # Each rank loads its own checkpoint, as BatchNorm's statistics differ between ranks.

@@ -67,7 +67,7 @@ def load(
     if config.weights == models.RANDOM:
         return []
     if (file := models.weights_file(config)) is not None:
-        checkpoint = checkpoint_file.read(file, config.weights)
+        checkpoint = checkpoint_file.read_checkpoint(file, config.weights)
         saved_names = saved_classes(file) or _usable_names(checkpoint.classes, class_names)
         return fit(model, checkpoint.tensors, config, saved_names, class_names, image_size)
     if not model_names.has(config.name):

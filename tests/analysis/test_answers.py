@@ -39,7 +39,7 @@ def run(
 
 
 def answer(folder: Path, *each: dict[str, Any]) -> Answer:
-    (only,) = answers(load.read([write(folder / "s", *each)]).runs)
+    (only,) = answers(load.read_runs([write(folder / "s", *each)]).runs)
     return only
 
 
@@ -247,7 +247,7 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
     random, wrong = np.random.default_rng(0), 0
     cells = [(gpus, size) for gpus in (1, 2, 4, 8) for size in (8, 16, 32)]
     each = [run(gpus=gpus, batch_size=size, repetition=n) for gpus, size in cells for n in (1, 2)]
-    runs = load.read([write(tmp_path / "s", *each)]).runs
+    runs = load.read_runs([write(tmp_path / "s", *each)]).runs
     for _ in range(60):
         times = np.exp(random.normal(4, 0.04, len(runs)))
         (found,) = answers(
@@ -263,7 +263,7 @@ def test_the_best_of_many_alike_settings_is_rarely_called_faster(tmp_path: Path)
 def test_the_workload_that_was_measured_last_comes_first(tmp_path: Path):
     old = run(**DEFAULT, dataset="mnist") | {"started_at": "2026-01-01T00:00:00Z"}
     new = run(**DEFAULT) | {"started_at": "2026-02-01T00:00:00Z"}
-    first, second = answers(load.read([write(tmp_path / "s", old, new)]).runs)
+    first, second = answers(load.read_runs([write(tmp_path / "s", old, new)]).runs)
     assert ("digits" in first.work, "mnist" in second.work) == (True, True)
 
 
@@ -396,7 +396,7 @@ def test_what_to_sweep_next_has_the_value_of_the_runs(tmp_path: Path):
         }
     }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
-    (only,) = answers(load.read([tmp_path]).runs)
+    (only,) = answers(load.read_runs([tmp_path]).runs)
     assert only.next.command == "python train_vision.py -m precision=fp16,fp32,bf16"
 
 
@@ -493,7 +493,7 @@ def test_gains_and_what_they_depend_on_are_found(tmp_path: Path):
         for repetition, drift in enumerate((0.99, 1.01)):
             record = records.vision(layout=layout, gpus=gpus, total_s=time_s * drift)
             records.write(tmp_path / f"{layout}{gpus}{repetition}", record)
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     time, accuracy = what_matters(known_rankings(runs))
     (layout,), (gpus,) = time.by_axis
     assert [(one.axis, one.level, one.base) for one in (layout, gpus)] == [
@@ -554,7 +554,7 @@ def test_what_a_step_trains_is_counted_in_the_unit_of_its_kind(
 def test_steps_that_are_counted_in_different_units_have_no_unit_of_their_own(tmp_path: Path):
     each = [records.script(**one) for one in (DEFAULT, TWO)]
     each[1]["tokens"] = {"all": 500, "non_padding": 500}
-    runs = load.read([write(tmp_path, *each)]).runs
+    runs = load.read_runs([write(tmp_path, *each)]).runs
     assert circumstances.step_work_unit(runs) == "samples or tokens"
 
 
@@ -580,7 +580,7 @@ def test_repetitions_are_advised_where_a_setting_has_one_undisturbed_run(
         }
     }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
-    (only,) = answers(load.read([tmp_path]).runs)
+    (only,) = answers(load.read_runs([tmp_path]).runs)
     assert only.setting == "gpus=2"
     if repetitions is None:
         assert only.next.sentence.code != "answer.repeat"
@@ -598,7 +598,7 @@ def test_the_command_repeats_as_often_as_the_headline_says(tmp_path: Path):
         }
     }
     (tmp_path / "s" / "multirun.yaml").write_text(json.dumps(task))
-    (only,) = answers(load.read([tmp_path]).runs)
+    (only,) = answers(load.read_runs([tmp_path]).runs)
     needed = find(only.sentence, "answer.one-run-each").facts["needed"]
     assert needed > 3
     assert only.next.command == f"python train_vision.py -m gpus=1,2 name=s repeat={needed}"

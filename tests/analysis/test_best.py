@@ -32,7 +32,9 @@ def ranked(
     folder: Path, goal: str = "time", limits: Limits | None = None, mix: bool = False
 ) -> list[str]:
     return [
-        *best.output(load.read([folder]).runs, goal, limits or Limits(), mix, sentences).lines(None)
+        *best.output(load.read_runs([folder]).runs, goal, limits or Limits(), mix, sentences).lines(
+            None
+        )
     ]
 
 
@@ -89,7 +91,7 @@ def test_accuracies_within_the_error_of_the_test_set_are_equal_and_runs_of_a_see
         for share in (a, b)
         for n in (1, 2, 3)
     ]
-    runs, repeated = load.read([write(tmp_path, *contents)]).runs, RepeatedRuns([])
+    runs, repeated = load.read_runs([write(tmp_path, *contents)]).runs, RepeatedRuns([])
     assert repeated.more_accurate(runs[:3], runs[3:]) == told and not repeated.more_accurate(
         runs[3:], runs[:3]
     )
@@ -168,7 +170,7 @@ def test_the_front_is_the_same_in_best_the_report_and_the_charts(tmp_path: Path)
         for precision, gpus, time_s, share in cells
         for seed in range(3)
     ]
-    found = load.read([write(tmp_path / "s", *contents)])
+    found = load.read_runs([write(tmp_path / "s", *contents)])
     (ranking,) = best.rankings(found.runs)
     front = [one.runs for one in ranking.front]
     found_at = {(runs[0]["precision"], runs[0]["gpus"]) for runs in front}
@@ -192,7 +194,7 @@ def test_a_point_is_faint_where_others_are_as_good_in_both_axes(tmp_path: Path):
         records.vision(precision=precision, total_s=time_s, peak_memory_bytes={"max": int(peak)})
         for precision, time_s, peak in cells
     ]
-    (figure,) = trade_off(load.read([write(tmp_path / "s", *contents)]).runs)
+    (figure,) = trade_off(load.read_runs([write(tmp_path / "s", *contents)]).runs)
     faint = {
         measure: [
             row["precision"] for row in figure.rows if row["measure"] == measure and row["faint"]
@@ -282,7 +284,7 @@ def test_training_tuning_and_other_numbers_of_steps_are_ranked_apart(tmp_path: P
     ]
     lines = ranked(write(tmp_path / "s", *contents))
     assert codes("\n".join(lines)).count("best.first") == 5
-    runs = load.read([tmp_path / "s"]).runs
+    runs = load.read_runs([tmp_path / "s"]).runs
     assert works(run for run in runs if run["max_steps"] or run["method"] == "dpo") < {*lines}
     assert any(says(line, "best.first", loss=2.5) for line in lines)
     packed = [
@@ -291,7 +293,7 @@ def test_training_tuning_and_other_numbers_of_steps_are_ranked_apart(tmp_path: P
         for lr in (0.1, 0.2)
     ]
     lines = ranked(write(tmp_path / "packed", *packed))
-    apart = works(load.read([tmp_path / "packed"]).runs)
+    apart = works(load.read_runs([tmp_path / "packed"]).runs)
     assert len(apart) == 2 and apart < {*lines}
     # of all rows, however they are laid out
     whole = [records.llm(packed=packed) for packed in (False, True)]

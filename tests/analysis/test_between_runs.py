@@ -133,7 +133,7 @@ def test_the_pooled_variance_and_the_interval_have_their_closed_forms():
 def test_a_claims_share_and_factor_of_repeated_runs_have_their_closed_forms(tmp_path: Path):
     for repetition in (1, 2):
         records.write(tmp_path / str(repetition), records.vision("cpu", repetition=repetition))
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     sides = Sides(runs, [], 0.95, Readings(runs))
     off = 0.02  # from the mean, for either run, and the prior's standard deviation of shares too
     # Student's t of 2 degrees of freedom
@@ -217,7 +217,7 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
     failed = records.vision(hardware="H200", seed=9, status="failed")
     failed["step_s"]["mean"] = 9.0
     records.write(tmp_path / "failed", failed)
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     machines = by_step(runs)
     by_run = {(run["kind"], run["hardware"]): machines.of([run]) for run in runs}
     assert {key: spread.repetitions for key, spread in by_run.items()} == {
@@ -233,7 +233,7 @@ def test_spreads_are_of_a_machine_and_a_kind_of_run(tmp_path: Path):
 
 
 def test_runs_of_one_seed_do_not_show_how_losses_differ(tmp_path: Path):
-    (one,) = load.read([records.write(tmp_path / "a", records.llm())]).runs
+    (one,) = load.read_runs([records.write(tmp_path / "a", records.llm())]).runs
 
     def tuned(lr: float, losses: Sequence[float], seeds: Sequence[int]) -> list[load.Run]:
         told = [

@@ -41,7 +41,7 @@ def write(
 
 
 def recommended(folder: Path) -> Answer:
-    (ranking,) = rankings(by_int4.judge_by_int4(load.read([folder]).runs)[0])
+    (ranking,) = rankings(by_int4.judge_by_int4(load.read_runs([folder]).runs)[0])
     return answer_for(ranking)
 
 
@@ -55,7 +55,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_qat_is_kept_where_its_rows_lose_less_in_int4(sweep: Path):
-    assert answer_for(rankings(load.read([sweep]).runs)[0]).setting != "method=qat"
+    assert answer_for(rankings(load.read_runs([sweep]).runs)[0]).setting != "method=qat"
     found = recommended(sweep)
     assert found.setting == "method=qat" and says(found.statement, "answer.lower-held-out-loss")
     assert not says(found.statement, "answer.in-int4")
@@ -67,7 +67,7 @@ def test_full_tuning_is_recommended_where_rows_do_not_tell(tmp_path: Path):
     write(tmp_path, "full", 50.0, noisy(2.5), same)
     write(tmp_path, "qat", 100.0, noisy(2.0), other * level)
     assert recommended(tmp_path).setting == "method=full"
-    assert answer_for(rankings(load.read([tmp_path]).runs)[0]).setting == "method=qat"
+    assert answer_for(rankings(load.read_runs([tmp_path]).runs)[0]).setting == "method=qat"
 
 
 def test_the_command_says_by_what_it_judges_and_what_it_leaves_out(sweep: Path, said: Said):
@@ -89,11 +89,11 @@ def test_without_such_losses_it_is_refused(tmp_path: Path, refused: Said):
 
 
 def test_rows_whose_losses_are_of_another_evaluation_tell_nothing(sweep: Path):
-    (run,) = [run for run in load.read([sweep]).runs if run["method"] == "qat"]
-    assert held_out.read(run.folder, held_out.INT4_LOSS) is not None
+    (run,) = [run for run in load.read_runs([sweep]).runs if run["method"] == "qat"]
+    assert held_out.read_row_losses(run.folder, held_out.INT4_LOSS) is not None
     rows = records.held_out_rows(HARD, TOKENS)
     records.write(sweep / "qat", records.llm(method="qat", total_s=100.0), held_out=rows)
-    assert held_out.read(run.folder, held_out.INT4_LOSS) is None
+    assert held_out.read_row_losses(run.folder, held_out.INT4_LOSS) is None
 
 
 def test_what_is_recommended_so_is_trained(

@@ -28,7 +28,7 @@ STATES = {"holds": "holds", "fails": "does not hold", "undecided": "undecided"}
 
 
 def runs_of(folder: Path) -> list[Run]:
-    return load.read([folder]).runs
+    return load.read_runs([folder]).runs
 
 
 def judged(folder: Path, *names: str, mix: bool = False) -> list[ClaimVerdict]:
@@ -75,7 +75,7 @@ def test_runs_of_other_worlds_decide_no_claim(
     for state in ("holds", "fails"):
         write(tmp_path / state, claim.experiment, *case.at(getattr(case, state)))
     hold, fail = runs_of(tmp_path / "holds"), runs_of(tmp_path / "fails")
-    experiment = experiments.load(claim.experiment)
+    experiment = experiments.load_experiment(claim.experiment)
     (base,) = judge(hold, claims=[claim])
     repeated = [run for run in fail if run["lr"] == REPEATED_LR]
     (single,) = judge([run for run in hold if run["lr"] != REPEATED_LR], claims=[claim])
@@ -180,7 +180,7 @@ def test_a_side_that_shows_nothing_leaves_its_comparison_undecided_with_the_reas
     )
     assert {by_cell[f"gpus={gpus}"].verdict for gpus in (1, 3, 4)} == {"holds"}
     assert not any(figure.doubts for figure in verdicts[1].figures)  # memory is counted
-    assert any(code in line for line in render.table(verdicts, 10_000))
+    assert any(code in line for line in render.verdict_table(verdicts, 10_000))
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_newer_runs_of_one_option_with_another_setting_change_nothing(
 def test_a_copied_folder_repeats_nothing_and_is_said(tmp_path: Path):
     table2(tmp_path / "runs", seed=7)
     shutil.copytree(tmp_path / "runs", tmp_path / "runs-backup")
-    once, found = load.read([tmp_path / "runs"]), load.read([tmp_path])
+    once, found = load.read_runs([tmp_path / "runs"]), load.read_runs([tmp_path])
     assert len(found.runs) == len(once.runs) == len(found.skipped)
     assert judge(found.runs, claims=named(["fp16-over-fp64"]))[0].n == 8
     first = found.skipped[0]
@@ -320,7 +320,11 @@ def test_what_was_not_measured_has_its_command(tmp_path: Path):
     for verdict in judged(tmp_path, *(claim.name for claim in CLAIMS)):
         assert (verdict.verdict, verdict.n, verdict.figures) == ("not measured", 0, ())
         experiment = verdict.claim.experiment
-        entry = "train_vision" if experiments.load(experiment).kind == "vision" else "tune_llm"
+        entry = (
+            "train_vision"
+            if experiments.load_experiment(experiment).kind == "vision"
+            else "tune_llm"
+        )
         assert verdict.command == f"python {entry}.py experiment={experiment} name={experiment}"
 
 
@@ -359,7 +363,7 @@ def test_a_figure_is_the_ratio_of_its_cells_and_intervals_widen_with_their_numbe
     assert (single.verdict, single.asked, single.command) == (
         "half measured",
         4,
-        experiments.load("table2").command,
+        experiments.load_experiment("table2").command,
     )
     assert told(single.why) == [
         Told("claim.measured", None, {"measured": 1, "asked": 4}),

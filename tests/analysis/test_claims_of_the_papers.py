@@ -128,7 +128,7 @@ def test_the_papers_own_figures_refute_no_claim_but_those_whose_note_says_so(
         if figures is not None:
             claim_runs.write_run(tmp_path / str(index), experiment, cell, figures)
     expected = dict.fromkeys(hold.split(), "holds") | others
-    verdicts = judge(load.read([tmp_path]).runs, claims=named(list(expected)))
+    verdicts = judge(load.read_runs([tmp_path]).runs, claims=named(list(expected)))
     assert {verdict.claim.name: verdict.verdict for verdict in verdicts} == expected
     for verdict in verdicts:
         assert verdict.verdict != "does not hold" or verdict.claim.note

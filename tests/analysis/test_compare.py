@@ -51,7 +51,9 @@ def sweep(
 def compared(
     a: Path, b: Path, *by: str, common: bool = False, mix: bool = False
 ) -> list[compared_cells.CellComparison]:
-    return compared_cells.compare(load.read([a]).runs, load.read([b]).runs, by, common, mix)
+    return compared_cells.compare(
+        load.read_runs([a]).runs, load.read_runs([b]).runs, by, common, mix
+    )
 
 
 def test_equal_runs_do_not_differ_and_a_slow_down_is_seen(tmp_path: Path, capsys, said: Said):
@@ -122,7 +124,7 @@ def test_what_was_not_measured_by_turns_is_said(tmp_path: Path):
         for day in days:
             record = records.vision(seed=day, started_at=f"2026-11-{day:02d}T09:41:29Z")
             write(tmp_path / side / str(day), record, np.full(50, 0.1))
-    a, b, c = (load.read([tmp_path / side]).runs for side in "abc")
+    a, b, c = (load.read_runs([tmp_path / side]).runs for side in "abc")
     assert circumstances.differences(a, b) == []
     for sides, older in (((a, c), "A"), ((c, a), "B")):
         (line,) = circumstances.differences(*sides)
@@ -153,21 +155,21 @@ def test_the_steps_of_older_records_are_derived_anew(tmp_path: Path):
         older = build(gpus=2)
         older[key] = {"mean": 3.5, "count": 2, "warmup_count": 1}
         folder = records.write(tmp_path / name, older, columns)
-        (run,) = load.read([folder]).runs
+        (run,) = load.read_runs([folder]).runs
         assert (run["step_s"], run["step_std_s"], run["steps"]) == (
             2.5,
             pytest.approx(math.sqrt(0.5)),
             2,
         )
         assert run.measured_s().tolist() == [2.0, 3.0]  # ends: 9, 11 and 14
-        read = run_folder.read(folder)
+        read = run_folder.read_run(folder)
         assert read is not None and read.record.steps is not None and read.record.steps.mean == 2.5
         (folder / "steps.parquet").unlink()
-        (run,) = load.read([folder]).runs
+        (run,) = load.read_runs([folder]).runs
         # figures of two definitions are not to be mixed
         assert run["step_s"] is None and run["steps"] == 2
         records.write(folder, older | {"axes": older["axes"] | {"gpus": 1}})
-        assert load.read([folder]).runs[0]["step_s"] == 3.5
+        assert load.read_runs([folder]).runs[0]["step_s"] == 3.5
 
 
 @pytest.mark.parametrize(
@@ -330,7 +332,7 @@ def test_other_circumstances_are_said(tmp_path: Path):
         python="3.12",
     )
     records.write(tmp_path / "b", other, machine=machine)
-    ours, theirs = (load.read([tmp_path / side]).runs for side in "ab")
+    ours, theirs = (load.read_runs([tmp_path / side]).runs for side in "ab")
     assert circumstances.differences(ours, ours) == []
     text = "\n".join(circumstances.differences(ours, theirs))
     differing = {

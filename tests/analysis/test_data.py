@@ -49,7 +49,7 @@ def test_the_builder_makes_records_as_the_entries_leave_them(
     assert set(made["config"]) == set(real["config"])
     assert set(made["epochs"][0]) <= set(real["epochs"][0])
     assert set(made["segments"][0]) == set(real["segments"][0])
-    (run,) = load.read([folder]).runs
+    (run,) = load.read_runs([folder]).runs
     statistics = real["step_s" if build == "vision" else "iteration_s"]
     measured_s = run.measured_s()
     assert run["step_s"] == statistics["mean"] == pytest.approx(measured_s.mean(), rel=1e-12)
@@ -72,11 +72,11 @@ def test_broken_and_future_records_are_named_and_skipped(tmp_path: Path, said: S
         path = tmp_path / "bad" / name / "result.json"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with messages.refused("runs.unreadable", more=len(broken) - 1):
-        load.read([tmp_path])
+        load.read_runs([tmp_path])
     records.write(tmp_path / "good", records.vision())
     (records.write(tmp_path / "running", {}) / "result.json").unlink()
     records.write(tmp_path / ".good.before", records.vision())
-    found = load.read([tmp_path])
+    found = load.read_runs([tmp_path])
     assert [run.folder.name for run in found.runs] == ["good"]
     why = {one.folder.name: one.why for one in found.skipped}
     assert set(why) == {*broken, "running"}
@@ -104,7 +104,7 @@ def test_folders_without_a_run_that_can_be_read_are_refused(
 
 def test_a_run_found_twice_counts_once(tmp_path: Path):
     records.write(tmp_path / "s" / "a", records.vision())
-    assert len(load.read([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
+    assert len(load.read_runs([tmp_path, tmp_path / "s", tmp_path / "s" / "a"]).runs) == 1
 
 
 def test_where_and_sort_are_sql(tmp_path: Path):
@@ -114,7 +114,7 @@ def test_where_and_sort_are_sql(tmp_path: Path):
             precision=precision, gpus=gpus, total_s=9.5 - index, dataset__train_limit=limit
         )
         records.write(tmp_path / str(index), record)
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
 
     def found(where: str | None, sort: str | None = None) -> str:
         return "".join(run.folder.name for run in sql.select(runs, where, sort))
@@ -191,13 +191,13 @@ def test_columns_of_several_types_and_spellings_can_be_asked_for(tmp_path: Path)
         record = records.vision()
         record["config"] |= {"odd": value, "GPUS": 7, 'a"b': index}
         records.write(tmp_path / str(index), record)
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     assert len(sql.select(runs, "odd = 'true' or odd = '[1, 2]' or odd = '3'")) == 3
     assert len(sql.select(runs, "gpus = 1", 'a"b desc')) == 7
 
 
 def test_an_interrupted_command_ends_in_one_line(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(load, "read", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(load, "read_runs", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     assert main(["list", str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert (printed.out, told(printed.err)) == (
@@ -237,7 +237,7 @@ def test_a_line_is_as_wide_as_the_terminal_and_shows_why_runs_failed(tmp_path: P
             **more, **(failed if index > 1 else {}), segments=[records.segment(host=f"n{index}")]
         )
         records.write(tmp_path / str(index), record | {"name": f"a name {index} of many words"})
-    found = load.read([tmp_path])
+    found = load.read_runs([tmp_path])
     for width in (120, 80):
         lines = list_runs.output(found, found.runs, None).lines(width)
         assert max(map(len, lines)) <= width
@@ -290,7 +290,7 @@ def test_a_mark_is_shown_with_its_meaning(tmp_path: Path):
     records.write(
         tmp_path / "plain", records.llm(model__weights="models/llama") | {"scale": "full"}
     )
-    found = load.read([tmp_path])
+    found = load.read_runs([tmp_path])
     assert [run["marks"] for run in found.runs] == [
         *[sign.replace(">", "c>") for sign in marked],
         "",

@@ -18,7 +18,7 @@ from analysis.experiments import Panel
 from analysis.figures import draw
 from analysis.report import runs_section
 from analysis.runs import grouping, load
-from analysis.runs.details import read as details
+from analysis.runs.details import read_details as details
 from analysis.runs.grouping import of_setting
 from analysis.runs.load import FoundRuns, Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -32,7 +32,7 @@ from tests.helpers.messages import says
 
 
 def write(folder: Path, *contents: dict[str, Any]) -> list[Run]:
-    return load.read([records.write_all(folder, *contents, step_columns=STEPS)]).runs
+    return load.read_runs([records.write_all(folder, *contents, step_columns=STEPS)]).runs
 
 
 def on(data: str | None = "aaa", **changes: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_cores_and_company_make_other_settings(
 
 def speedups(runs: list[Run]) -> list[float]:
     """Those of the report's table of runs, as far as they have one."""
-    grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
+    grid = runs_section.runs_table(details(runs), RepeatedRuns(runs), mix=False)
     (column,) = [column for column in grid.columns if column.name == "speedup"]
     return [value for value in column.values or () if value is not None]
 
@@ -141,7 +141,7 @@ def test_the_base_has_the_share_of_the_machine_most_like_the_runs(tmp_path: Path
 
 
 def panels(runs: list[Run]) -> list[list[int]]:
-    found = experiments.panels(experiments.load("table2"), runs)
+    found = experiments.panels(experiments.load_experiment("table2"), runs)
     return [[len(of_cell) for of_cell in panel.cells.values()] for panel in found]
 
 
@@ -163,7 +163,7 @@ def test_a_panel_of_an_experiment_has_one_data_set_and_no_mixed_cell(tmp_path: P
     apart = [
         panel.apart
         for panel in experiments.panels(
-            experiments.load("table2"), load.read([tmp_path / "cores"]).runs
+            experiments.load_experiment("table2"), load.read_runs([tmp_path / "cores"]).runs
         )
     ]
     assert apart == ["threads=1", "threads=4"]
@@ -178,7 +178,7 @@ def test_an_efficiency_that_cannot_be_is_marked_in_figures_reports_and_tables(tm
     ]
     assert [row["signs"] for row in shares] == ["", "?", "", ""]
     assert DOUBTFUL_MEANING in figure.caption
-    grid = runs_section.table(details(runs), RepeatedRuns(runs), mix=False)
+    grid = runs_section.runs_table(details(runs), RepeatedRuns(runs), mix=False)
     assert (DOUBTFUL, DOUBTFUL_MEANING) in grid.marks
     (efficiency,) = [column for column in grid.columns if column.name == "parallel_efficiency"]
     assert sorted(efficiency.texts) == ["-", "-", "125%?", "98%"]
@@ -204,7 +204,7 @@ def test_a_claim_says_which_figure_cannot_be(tmp_path: Path):
         (True, True),
         (False, False),
     ]
-    assert f"?  {DOUBTFUL_MEANING}" in " ".join(render.table(list(judged.values()), 1000))
+    assert f"?  {DOUBTFUL_MEANING}" in " ".join(render.verdict_table(list(judged.values()), 1000))
 
 
 def test_a_short_name_is_a_keys_last_part_unless_two_keys_share_it():
@@ -244,7 +244,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> FoundRuns:
     """
     folder, experiment, random = (
         tmp_path_factory.mktemp("runs"),
-        experiments.load("table2"),
+        experiments.load_experiment("table2"),
         np.random.default_rng(3),
     )
     for precision, time_s in TIMES_S.items():
@@ -268,12 +268,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> FoundRuns:
     for seed in range(4):
         content, steps = timed(records.vision(lr=0.077, seed=seed), 90.0 * (1 + 0.05 * seed))
         records.write(folder / f"other-{seed}", content, steps)
-    return load.read([folder])
+    return load.read_runs([folder])
 
 
 @pytest.fixture(scope="module")
 def panel(found: FoundRuns) -> Panel:
-    (own,) = experiments.panels(experiments.load("table2"), found.runs)
+    (own,) = experiments.panels(experiments.load_experiment("table2"), found.runs)
     return own
 
 

@@ -15,7 +15,7 @@ from analysis.commands import table as paper_tables
 from analysis.commands.ranking import Limits
 from analysis.figures import chart_data, draw
 from analysis.figures.effect_charts import what_matters
-from analysis.report.runs_section import table as runs_table
+from analysis.report.runs_section import runs_table
 from analysis.runs import details, load
 from analysis.runs.load import Run
 from analysis.stats.between_runs import RepeatedRuns
@@ -50,7 +50,7 @@ def runs(request: pytest.FixtureRequest, tmp_path: Path) -> list[Run]:
             own |= KINDS[request.param] if is_slow else {}
             record = records.vision(gpus=gpus, seed=seed, total_s=total_s, precision="fp32") | own
             records.write(tmp_path / f"{gpus}-{seed}", record, records.steps(steps_s))
-    return load.read([tmp_path]).runs
+    return load.read_runs([tmp_path]).runs
 
 
 def texts(lines: Any) -> str:
@@ -102,7 +102,7 @@ def test_effects_and_speed_ups_are_those_of_best(runs: list[Run]):
 
 
 def test_the_rows_of_the_page_are_those_of_best(runs: list[Run]):
-    grid = runs_table(details.read(runs), RepeatedRuns(runs), mix=False)
+    grid = runs_table(details.read_details(runs), RepeatedRuns(runs), mix=False)
     whole = [at for at, parent in enumerate(grid.parents) if parent is None]
     assert [column(grid.columns, "total_s").values[at] for at in whole] == [101.0, 60.5]
     assert [column(grid.columns, "runs").texts[at] for at in whole] == ["2", "2 of 3"]
@@ -113,8 +113,8 @@ def test_the_rows_of_the_page_are_those_of_best(runs: list[Run]):
 
 def test_tables_and_charts_of_the_papers_leave_it_out(runs: list[Run], tmp_path: Path):
     records.write(tmp_path / "other", records.vision(precision="fp16", gpus=1, total_s=200.0))
-    experiment = experiments.load("table2")
-    (panel,) = experiments.panels(experiment, load.read([tmp_path]).runs)
+    experiment = experiments.load_experiment("table2")
+    (panel,) = experiments.panels(experiment, load.read_runs([tmp_path]).runs)
     (table,) = paper_tables.tables(experiment, [panel])
     measured = [(row["total_s"], row["runs"]) for row in table.rows if row["total_s"]]
     assert measured == [(101.0, 2), (60.5, 2), (200.0, 1)]

@@ -17,7 +17,7 @@ from tests.helpers import records
 
 
 def effects_of(folder: Path, measure: str) -> WorkEffects:
-    found = what_matters(known_rankings(load.read([folder]).runs))
+    found = what_matters(known_rankings(load.read_runs([folder]).runs))
     (effects,) = (one for one in found if one.measure == measure)
     return effects
 

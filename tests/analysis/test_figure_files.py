@@ -48,7 +48,7 @@ def vega_lite() -> jsonschema.Draft7Validator:
 
 
 def write(folder: Path, *run_records: dict[str, Any]) -> list[load.Run]:
-    return load.read([records.write_all(folder, *run_records)]).runs
+    return load.read_runs([records.write_all(folder, *run_records)]).runs
 
 
 def test_efficiency_is_against_one_gpu(tmp_path: Path):
@@ -125,7 +125,7 @@ def test_losses_of_tuning_are_by_step_and_many_settings_are_several_figures(tmp_
     }
     for number in (1, 2):  # of one seed
         records.write(tmp_path / "tuned" / str(number), records.llm(repetition=number), steps)
-    (figure,) = figures.losses(load.read([tmp_path / "tuned"]).runs)
+    (figure,) = figures.losses(load.read_runs([tmp_path / "tuned"]).runs)
     assert len(figure.rows) == setting_charts.WINDOWS
     assert [(r["step"], r["mean"], r["low"]) for r in figure.rows[:2]] == [
         (2, 0.5, None),
@@ -153,7 +153,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
 
     grids.fill(tmp_path, name, (0, 1), device, change)
     figure, *counted = drawn(tmp_path, name)
-    experiment = experiments.load(name)
+    experiment = experiments.load_experiment(name)
     form = experiment.view.form
     assert len(counted) == (form == "copies" and device == "cuda")
     assert device == "cpu" or vega_lite().is_valid(figure.spec)
@@ -174,7 +174,7 @@ def test_every_experiment_has_a_figure_that_can_be_opened(tmp_path: Path, name: 
 
 def test_general_figures_are_valid(tmp_path: Path):
     grids.fill(tmp_path, "table2", (0, 1))
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     for draws in (
         figures.effects_alone,
         figures.losses,
@@ -293,7 +293,7 @@ def sampled(folder: Path, pauses: bool = False, **changes: Any) -> None:
 
 
 def timelines_of(folder: Path) -> list[vega.Chart]:
-    return timelines.timelines(load.read([folder]).runs)
+    return timelines.timelines(load.read_runs([folder]).runs)
 
 
 def test_each_gpu_has_a_line_and_each_epoch_a_mark(tmp_path: Path):

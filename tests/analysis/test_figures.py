@@ -161,7 +161,7 @@ def test_columns_beside_the_subject_are_charts_but_those_of_few_combinations_one
     grids.fill(tmp_path / "layout", "layout")
     free = replace(experiment, excluded=())
     (figure,) = experiment_figures(
-        free, experiments.panels(free, load.read([tmp_path / "loaders"]).runs)
+        free, experiments.panels(free, load.read_runs([tmp_path / "loaders"]).runs)
     )
     assert {row["series"] for row in figure.rows} == {"torch", "dali"}
     parts = {
@@ -366,7 +366,9 @@ def test_copies_are_by_kind_and_in_bytes(tmp_path: Path):
 def test_curves_are_means_by_epoch(tmp_path: Path):
     grids.fill(tmp_path, "loss_curves", (0, 1))
     (figure,) = drawn(tmp_path, "loss_curves")
-    runs = [r for r in load.read([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]]
+    runs = [
+        r for r in load.read_runs([tmp_path]).runs if r["precision"] == "fp16" and r["pin_memory"]
+    ]
     losses = [run.record().epochs[4].train_loss for run in runs]
     (row,) = measured(figure, "train_loss", precision="fp16", pin_memory="true", epoch=5)
     expected = intervals.mean(losses)
@@ -421,7 +423,7 @@ def test_settings_with_equal_accuracies_lie_on_a_line(tmp_path: Path):
     for gpus, right in ((1, 289), (2, 290), (4, 288)):
         record = records.vision(gpus=gpus, total_s=100.0 / gpus)
         records.write(tmp_path / str(gpus), record | records.accurate(right / 300, images=300))
-    (figure,) = trade_off(load.read([tmp_path]).runs)
+    (figure,) = trade_off(load.read_runs([tmp_path]).runs)
     rows = [row for row in figure.rows if row["measure"] == "test_accuracy"]
     shown = [row["shown"] for row in rows]
     assert max(shown) - min(shown) < 0.07 * (rows[0]["most"] - rows[0]["least"])
@@ -434,6 +436,6 @@ def test_effects_of_next_to_nothing_are_short_bars(tmp_path: Path):
                 gpus=gpus, seed=seed, total_s=100.0 + 0.001 * gpus + 0.0001 * seed
             )
             records.write(tmp_path / f"{gpus}{seed}", record | records.accurate(0.99))
-    (figure, *_) = effects_alone(load.read([tmp_path]).runs)
+    (figure, *_) = effects_alone(load.read_runs([tmp_path]).runs)
     low, high = figure.chart["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert math.log(high / low) > 2 * math.log(1.05) > 100 * abs(math.log(figure.rows[0]["mean"]))

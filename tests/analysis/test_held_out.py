@@ -48,7 +48,7 @@ def write(
 
 
 def answer(folder: Path) -> Answer:
-    (found,) = answers.answers(load.read([folder]).runs)
+    (found,) = answers.answers(load.read_runs([folder]).runs)
     return found
 
 
@@ -78,7 +78,7 @@ def test_equal_by_rows_the_faster_setting_is_recommended(tmp_path: Path):
 def test_worse_by_rows_is_told_where_the_spread_of_rows_would_hide_it(tmp_path: Path):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(2.06)])
-    means = [run["held_out_loss"] for run in load.read([tmp_path]).runs]
+    means = [run["held_out_loss"] for run in load.read_runs([tmp_path]).runs]
     unpaired = np.sqrt(2) * np.std(2.0 * HARD) / np.sqrt(ROWS)
     assert abs(means[1] - means[0]) < unpaired  # of independent rows nothing would be told
     found = answer(tmp_path)
@@ -99,7 +99,7 @@ def test_the_training_loss_decides_nothing_where_rows_were_held_out(tmp_path: Pa
 def test_with_random_weights_rows_that_were_held_out_decide_as_well(tmp_path: Path):
     write(tmp_path, "lora", 50.0, [noisy(2.5)])
     write(tmp_path, "full", 100.0, [noisy(2.0)])
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     assert all(run["random_weights"] for run in runs)
     assert answer(tmp_path).setting == "method=full"
 
@@ -166,7 +166,7 @@ def test_without_sound_rows_held_out_losses_are_not_compared(
     write(tmp_path, "qlora", 50.0, [noisy(3.0)])
     damage(tmp_path / "lora-0" / held_out.FILE)
     found = answer(tmp_path)
-    assert held_out.read(tmp_path / "lora-0") is None
+    assert held_out.read_row_losses(tmp_path / "lora-0") is None
     assert found.setting == "method=qlora" and "answer.other-held-out-rows" in codes(
         found.statement
     )
@@ -298,7 +298,7 @@ def test_equal_settings_are_told_apart_as_seldom_as_promised(tmp_path: Path):
         for method in ("lora", "qlora"):
             seed_effect = 1 + PRIOR_HELD_OUT_SD * DRAW.standard_normal()
             write(folder, method, 100.0, [noisy(2.0 * seed_effect, sd=0.02)])
-        a, b = ([run] for run in load.read([folder]).runs)
+        a, b = ([run] for run in load.read_runs([folder]).runs)
         repeated = RepeatedRuns([*a, *b])
         told += repeated.more_accurate(a, b) or repeated.more_accurate(b, a)
     assert told / worlds < 0.09
@@ -307,7 +307,9 @@ def test_equal_settings_are_told_apart_as_seldom_as_promised(tmp_path: Path):
 def test_the_table_of_best_has_the_held_out_loss_for_people_and_programs(tmp_path: Path):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(2.5)])
-    output = best.output(load.read([tmp_path]).runs, None, best.Limits(), False, answers.sentences)
+    output = best.output(
+        load.read_runs([tmp_path]).runs, None, best.Limits(), False, answers.sentences
+    )
     assert "held-out loss" in output.tables()[0].headings
     assert [row["held_out_loss"] for row in output.rows] == [
         pytest.approx(2.5, rel=0.2),
@@ -330,7 +332,7 @@ def of_grid(folder: Path, seeds: int = 2) -> None:
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_what_each_setting_gains_in_held_out_loss_is_told_by_rows(tmp_path: Path, seeds: int):
     of_grid(tmp_path, seeds)
-    (ranking,) = best.rankings(load.read([tmp_path]).runs)
+    (ranking,) = best.rankings(load.read_runs([tmp_path]).runs)
     found = {one.measure: one for one in what_matters([ranking])}
     assert [*found] == ["total_s", "held_out_loss"]
     gains = {effects[0].axis: effects[0].gain for effects in found["held_out_loss"].by_axis}
@@ -344,7 +346,7 @@ def test_what_each_setting_gains_in_held_out_loss_is_told_by_rows(tmp_path: Path
 def test_effects_compare_settings_of_the_same_rows_alone(tmp_path: Path):
     of_grid(tmp_path)
     write(tmp_path, "full", 300.0, [noisy(1.0)[:50]])
-    (ranking,) = best.rankings(load.read([tmp_path]).runs)
+    (ranking,) = best.rankings(load.read_runs([tmp_path]).runs)
     (found,) = [one for one in what_matters([ranking]) if one.measure == "held_out_loss"]
     assert {point.levels["method"] for point in found.points} == {"lora", "qlora"}
 
@@ -352,7 +354,7 @@ def test_effects_compare_settings_of_the_same_rows_alone(tmp_path: Path):
 def test_charts_have_time_against_held_out_loss_and_its_curve(tmp_path: Path):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(2.5)])
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     (chart,) = trade_off(runs)
     measures = {row["measure"] for row in chart.rows}
     assert "held_out_loss" in measures and "loss_last_tenth" not in measures
@@ -365,7 +367,7 @@ def test_charts_have_time_against_held_out_loss_and_its_curve(tmp_path: Path):
 def test_the_page_and_wandb_have_the_held_out_loss(tmp_path: Path):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(2.5)])
-    found = load.read([tmp_path])
+    found = load.read_runs([tmp_path])
     page = report.build(found, "a title", mix=False)
     (grid,) = [
         block
@@ -395,7 +397,7 @@ def test_compare_has_held_out_losses_row_by_row(tmp_path: Path, verdict: str, le
     for side, loss in (("a", 2.0), ("b", level)):
         rows = records.held_out_rows(noisy(loss, sd=0.01), TOKENS)
         records.write(tmp_path / side / "0", records.llm(), steps, held_out=rows)
-    (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
+    (a, b) = (load.read_runs([tmp_path / side]).runs for side in "ab")
     compared = compared_cells.compare(a, b, [], common=False, mix=False)
     (row,) = compare.output(compared).rows
     assert row["held_out_verdict"] == verdict
@@ -415,7 +417,7 @@ def test_compare_does_not_judge_losses_of_other_rows_or_amounts(tmp_path: Path):
         own["epochs"][0]["samples"] = 200 if name == "amount" else 100
         scored = records.held_out_rows(own_losses, TOKENS[: len(own_losses)])
         records.write(tmp_path / name / "0", own, records.steps([0.1] * 20), held_out=scored)
-    runs = {name: load.read([tmp_path / name]).runs for name in by_name}
+    runs = {name: load.read_runs([tmp_path / name]).runs for name in by_name}
     for other, code in (
         ("rows", "compare.other-held-out-rows"),
         ("amount", "compare.other-amounts"),
@@ -431,7 +433,7 @@ def test_compare_does_not_judge_losses_of_other_rows_or_amounts(tmp_path: Path):
 def test_without_held_out_rows_compare_has_no_column_of_them(tmp_path: Path):
     for side in "ab":
         records.write(tmp_path / side / "0", records.llm(), records.steps([0.1] * 20))
-    (a, b) = (load.read([tmp_path / side]).runs for side in "ab")
+    (a, b) = (load.read_runs([tmp_path / side]).runs for side in "ab")
     (row,) = compare.output(compared_cells.compare(a, b, [], common=False, mix=False)).rows
     assert not any("held_out" in name for name in row)
 
@@ -439,7 +441,7 @@ def test_without_held_out_rows_compare_has_no_column_of_them(tmp_path: Path):
 def test_a_limit_of_held_out_loss_leaves_settings_out(tmp_path: Path):
     write(tmp_path, "lora", 100.0, [noisy(2.0)])
     write(tmp_path, "qlora", 50.0, [noisy(3.0)])
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     between = (runs[0]["held_out_loss"] + runs[1]["held_out_loss"]) / 2
     (row,) = multicard.load(tmp_path).best(goal="time", loss=between).to_pandas().to_dict("records")
     assert row["held_out_loss"] == runs[0]["held_out_loss"]
@@ -458,7 +460,7 @@ def test_a_claim_takes_a_held_out_loss_that_fell_for_learning(tmp_path: Path):
             records.llm(loss=flat) | records.evaluated(rows, first_loss),
             held_out=rows,
         )
-        found = load.read([tmp_path / name]).runs
+        found = load.read_runs([tmp_path / name]).runs
         side = ComparedCell(name, tuple(found))
         doubts = conditions._why_not_learned(side, Readings(found), RepeatedRuns(found))
         assert [doubt.code for doubt in doubts] == (

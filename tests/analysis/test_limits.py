@@ -54,7 +54,7 @@ def sweep(tmp_path: Path) -> Sweep:
                 prediction=records.prediction(error=0.01 * index),
             )
             records.write(folder / f"{index}", record, records.steps(steps_s))
-        return load.read([folder]).runs
+        return load.read_runs([folder]).runs
 
     return written
 
@@ -138,7 +138,7 @@ def test_compare_says_nothing_of_such_cells(sweep: Sweep):
 def test_a_claim_is_not_decided_by_such_runs(tmp_path: Path):
     case = claim_worlds.CASES["fp16-over-fp64"]
     claim_runs.write(tmp_path, "table2", *case.at(case.holds))
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     claim = [one for one in claims.CLAIMS if one.name == "fp16-over-fp64"]
     (fair,) = claims.judge(runs, claims=claim)
     (limited,) = claims.judge([records.limited(run, NEW) for run in runs], claims=claim)

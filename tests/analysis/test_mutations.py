@@ -127,7 +127,7 @@ def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
             folder = root / "mutated" / f"{number}-{'.'.join(map(str, place))}"
             environment = mutated(ENVIRONMENT, elsewhere, value)
             records.write(folder, mutated(WHOLE[name], place, value), steps, environment)
-    found = load.read([root / "whole", root / "mutated"])
+    found = load.read_runs([root / "whole", root / "mutated"])
     assert len(found.runs) > len(WHOLE | OTHERS) and len(found.skipped) > 10
     for skipped in found.skipped:
         assert skipped.folder.parent.name == "mutated"
@@ -169,7 +169,7 @@ def test_a_key_that_its_kind_of_run_lacks_counts_for_nothing(tmp_path: Path):
         records.write(tmp_path / key, records.vision() | {key: value})
     refused = records.vision(status="refused")
     records.write(tmp_path / "refused", refused | {"axes": refused["axes"] | {"gpus": "two"}})
-    found = load.read([tmp_path])
+    found = load.read_runs([tmp_path])
     assert [run["kind"] for run in found.runs] == ["llm"]
     why = {skipped.folder.name: skipped.why for skipped in found.skipped}
     assert set(why) == {*wrong, "refused"} and "$.axes.gpus" in why["refused"]
@@ -184,7 +184,7 @@ def test_nested_json_is_one_line_wherever_it_stands(tmp_path: Path):
     (good / "environment.json").write_text(f'{{"python": {nested}}}')
     bad = bad / "result.json"
     bad.write_text(bad.read_text().replace('"config": {', f'"config": {{"odd": {nested}, ', 1))
-    found = load.read([tmp_path / "runs"])
+    found = load.read_runs([tmp_path / "runs"])
     assert [run.environment() for run in found.runs] == [Environment()]
     (skipped,) = found.skipped
     assert skipped.folder == bad.parent and "broken" in skipped.why

@@ -34,7 +34,7 @@ UNITS = {"s", "%", "share", "px", "GB", "MB", "kB", "rows", "tokens", "epochs", 
 
 
 def panel(name: str, folder: Path) -> Panel:
-    (only,) = experiments.panels(experiments.load(name), load.read([folder]).runs)
+    (only,) = experiments.panels(experiments.load_experiment(name), load.read_runs([folder]).runs)
     return only
 
 
@@ -45,7 +45,8 @@ def test_of_panels_as_full_the_one_that_is_as_the_experiment_comes_first(tmp_pat
         for size, strategy in settings
     ]
     found = experiments.panels(
-        experiments.load("strategies"), load.read([records.write_all(tmp_path, *each)]).runs
+        experiments.load_experiment("strategies"),
+        load.read_runs([records.write_all(tmp_path, *each)]).runs,
     )
     assert [dict(each.setting)["dataset.image_size"] for each in found] == [700, 100]
 
@@ -56,7 +57,7 @@ def test_all_figures_are_there_and_each_names_what_there_is():
     for figure in printed.everything():
         assert 0 < figure.low <= figure.high or figure.measure == printed.SAVED, figure
         if figure.experiment != printed.DATASETS:
-            experiment = experiments.load(figure.experiment)
+            experiment = experiments.load_experiment(figure.experiment)
             assert set(figure.cell) <= {*experiment.swept, *experiment.papers.all}, figure
     measures = {
         figure.measure
@@ -149,7 +150,7 @@ def test_each_experiment_is_as_printed_but_for_what_is_said(name: str):
     """Key by key: what the papers print, what they do not and the experiment chose,
     and `instead` with its reason.
     """
-    experiment = experiments.load(name)
+    experiment = experiments.load_experiment(name)
     known = experiment.papers
     content = yaml.safe_load((experiments.FOLDER / f"{name}.yaml").read_text())
     params = {key: str(value) for key, value in content["hydra"]["sweeper"]["params"].items()}
@@ -217,7 +218,7 @@ def test_every_experiment_is_a_row_of_the_page_and_says_what_it_takes_in_full():
     assert sorted(rows) == sorted(experiments.names())
     of_no_paper = [name for name in experiments.names() if not printed.in_full(name)]
     assert of_no_paper == ["engines", "what_fits"]
-    panels = [(experiments.load(name), []) for name in experiments.names()]
+    panels = [(experiments.load_experiment(name), []) for name in experiments.names()]
     folds = [
         block for block in sections.papers_section([], panels, []).blocks if isinstance(block, Fold)
     ]

@@ -67,7 +67,7 @@ def test_what_says_nothing_of_a_prediction_is_left_out_with_the_reason(tmp_path:
         records.vision(seed=5),
         records.vision(**own, device="cpu", seed=6),
     )
-    compared = predictions.compare(load.read([tmp_path]).runs)
+    compared = predictions.compare(load.read_runs([tmp_path]).runs)
     assert [each.column for each in compared.figures if each.run["seed"] in (1, 2)] == [
         "peak_memory_bytes"
     ] * 2
@@ -105,7 +105,7 @@ def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path
             **own, seed=3, load=records.load(others_cores=9.0), gpu=records.gpu(by="python")
         ),
     )
-    compared = predictions.compare(load.read([tmp_path]).runs)
+    compared = predictions.compare(load.read_runs([tmp_path]).runs)
     found = [each for each in compared.figures if each.basis == "probed& as busy"]
     assert [(each.run["seed"], each.column, each.inside) for each in found] == [
         (0, "step_s", True),
@@ -115,7 +115,7 @@ def test_times_if_others_stay_as_busy_are_compared_where_they_did(tmp_path: Path
     assert sum(compared.left_out.values()) == 2  # seeds 1 and 3; the run alone is compared as any
     assert {each.run["seed"] for each in compared.figures if each.basis == "probed&"} == {2}
     assert says(
-        "\n".join(predictions.output(load.read([tmp_path]).runs, [tmp_path]).lines(None)),
+        "\n".join(predictions.output(load.read_runs([tmp_path]).runs, [tmp_path]).lines(None)),
         "predict.loaded",
     )
 

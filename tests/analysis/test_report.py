@@ -29,7 +29,7 @@ from analysis.report.blocks import (
     SortableTable,
 )
 from analysis.runs import load
-from analysis.runs.details import read
+from analysis.runs.details import read_details
 from analysis.stats.between_runs import RepeatedRuns
 from multicard.records.limits import ON_CPU
 from tests.analysis.conftest import Said
@@ -111,7 +111,7 @@ def swept(folder: Path, overrides: str) -> None:
 
 
 def build(folder: Path) -> Report:
-    return analysis_report.build(load.read([folder]), "Runs", mix=False)
+    return analysis_report.build(load.read_runs([folder]), "Runs", mix=False)
 
 
 def inlined(text: str) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def test_the_page_holds_every_run_and_nothing_of_a_run_is_html(tmp_path: Path):
 
 
 def grid_of(folder: Path) -> SortableTable:
-    runs = read(load.read([folder]).runs)
-    return runs_section.table(runs, RepeatedRuns(runs), mix=False)
+    runs = read_details(load.read_runs([folder]).runs)
+    return runs_section.runs_table(runs, RepeatedRuns(runs), mix=False)
 
 
 def test_a_row_is_a_setting_with_its_speedups_and_opens_to_its_runs(tmp_path: Path):
@@ -269,7 +269,7 @@ def test_a_sweep_has_its_last_command_and_a_run_that_of_its_cell(
 ):
     records.write(tmp_path / "cell", record | {"name": "s"})
     swept(tmp_path, overrides)
-    (run,) = load.read([tmp_path]).runs
+    (run,) = load.read_runs([tmp_path]).runs
     found = [*(rerun_commands.of_sweeps([run, run]) or [None]), *rerun_commands.of_cells([run])]
     for words, expected in zip(found, (command, of_cell), strict=True):
         assert (words and shlex.split(words)) == (
@@ -282,7 +282,7 @@ def test_a_run_of_an_earlier_command_has_its_own_values(tmp_path: Path):
         records.write(tmp_path / precision, records.vision(precision=precision, lr=lr))
     swept(tmp_path, "precision=fp16 name=s")
     own = ("precision=fp16 name=s lr=0.012345", "precision=fp32 name=s lr=0.1")
-    commands = rerun_commands.of_cells(load.read([tmp_path]).runs)
+    commands = rerun_commands.of_cells(load.read_runs([tmp_path]).runs)
     assert commands == [f"python train_vision.py {words}" for words in own]
 
 
@@ -300,7 +300,7 @@ def test_a_preset_that_was_swept_is_told_by_the_keys_that_it_sets(
     record["config"] = config  # the others of its keys follow from nothing that is swept
     records.write(tmp_path / "run", record)
     swept(tmp_path, "preset=papers,fast name=s")
-    (command,) = rerun_commands.of_cells(load.read([tmp_path]).runs)
+    (command,) = rerun_commands.of_cells(load.read_runs([tmp_path]).runs)
     assert command is not None and command.split()[:4] == [
         "python",
         "train_vision.py",
@@ -312,7 +312,7 @@ def test_a_preset_that_was_swept_is_told_by_the_keys_that_it_sets(
 def test_the_command_writes_beside_the_runs_and_says_what(tmp_path: Path, said: Said):
     sweep(tmp_path)
     *_, finding, last = said("report", tmp_path, "--title", "A & B").splitlines()
-    (answer,) = answers(load.read([tmp_path]).runs)
+    (answer,) = answers(load.read_runs([tmp_path]).runs)
     assert finding == answer.sentence and answer.setting == "gpus=4 precision=fp16"
     written = find(last, "report.written", file=str(tmp_path / "report.html")).facts
     assert written["summary"].facts == {"runs": 11, "failed": 1, "days": ["2026-11-21"]}
@@ -339,7 +339,10 @@ def test_the_first_block_says_what_to_run_what_it_takes_what_limits_it_and_what_
     tmp_path: Path,
 ):
     sweep(tmp_path)
-    (first,), (answer,) = recommended(build(tmp_path)), answers(read(load.read([tmp_path]).runs))
+    (first,), (answer,) = (
+        recommended(build(tmp_path)),
+        answers(read_details(load.read_runs([tmp_path]).runs)),
+    )
     assert first.typed == "python train_vision.py precision=fp16 gpus=4"
     assert (first.statement, first.doubts) == (answer.statement, answer.marks)
     assert answer.best.cost == pytest.approx(100 / 4**0.9) and answer.against is not None
@@ -370,7 +373,7 @@ def test_why_nothing_is_ranked_is_said(tmp_path: Path):
         ("failed", "report.no-recommendation-but-causes"),
     ):
         with pytest.raises(ValueError) as refusal:
-            rankings(load.read([tmp_path / name]).runs)
+            rankings(load.read_runs([tmp_path / name]).runs)
         section = next(
             section for section in build(tmp_path / name).sections if section.name == "answers"
         )

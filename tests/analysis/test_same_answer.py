@@ -150,11 +150,11 @@ KINDS = ("training", "tuning", "script")
 @pytest.fixture(params=WORLDS)
 def everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Everywhere:
     folder = WORLDS[request.param](tmp_path)
-    runs = load.read([folder]).runs
+    runs = load.read_runs([folder]).runs
     (answer,) = answers.answers(runs)
     printed = best.output(runs, None, Limits(), False, answers.sentences)
     end = conclusion([run.folder for run in runs])
-    page = report.build(load.read([folder]), "a title", mix=False)
+    page = report.build(load.read_runs([folder]), "a title", mix=False)
     lines = told("\n".join(map(str, end.lines)))
     return Everywhere(runs, answer, "\n".join(printed.lines(None)), lines, {*end.recommended}, page)
 
@@ -271,7 +271,7 @@ def test_the_table_at_the_end_marks_the_row_in_the_swept_order(everywhere: Every
 
 
 def test_a_setting_that_is_not_the_fastest_is_first_all_the_same(tmp_path: Path):
-    runs = load.read([passed_over(tmp_path)]).runs
+    runs = load.read_runs([passed_over(tmp_path)]).runs
     output = best.output(runs, None, Limits(), False, answers.sentences)
     (table,) = output.tables()
     ranked, use = table.headings.index("#"), table.headings.index("use")

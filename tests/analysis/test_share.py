@@ -209,14 +209,14 @@ def test_imported_rows_are_predictions_and_grey_marks_but_no_runs(root: Path, sa
     for precision, total_s in (("fp32", 100.0), ("bf16", 60.0)):
         own = past_runs.vision(device="cuda", precision=precision) | {"total_s": total_s}
         records.write(root / "own" / precision, own)
-    (figure,) = trade_off(load.read([root]).runs)
+    (figure,) = trade_off(load.read_runs([root]).runs)
     grey = [row for row in figure.rows if row["of"] == SHARED]
     assert {row["total_s"] for row in grey} == {80.0} and all(
         "NVIDIA H200" in row["series"] for row in grey
     )
     assert any("NVIDIA H200" in note for note in figure.below)
     file.write_text("{")
-    (figure,) = trade_off(load.read([root]).runs)
+    (figure,) = trade_off(load.read_runs([root]).runs)
     assert not any(row["of"] == SHARED for row in figure.rows)
 
 

@@ -34,8 +34,8 @@ def table2(folder: Path, times_s: dict[tuple[str, int], float], **changes: Any) 
 
 
 def printed(name: str, folder: Path) -> list[ExperimentTable]:
-    experiment = experiments.load(name)
-    return tables.tables(experiment, experiments.panels(experiment, load.read([folder]).runs))
+    experiment = experiments.load_experiment(name)
+    return tables.tables(experiment, experiments.panels(experiment, load.read_runs([folder]).runs))
 
 
 def row(table: ExperimentTable, **cell: Any) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def row(table: ExperimentTable, **cell: Any) -> dict[str, Any]:
 
 def test_a_single_cell_of_an_experiment_is_shown_when_it_is_asked_for(tmp_path: Path, said: Said):
     table2(tmp_path, {("fp32", 1): 100.0})
-    experiment = experiments.load("table2")
+    experiment = experiments.load_experiment("table2")
     # a report shows what compares something
-    assert experiments.panels(experiment, load.read([tmp_path]).runs) == []
+    assert experiments.panels(experiment, load.read_runs([tmp_path]).runs) == []
     printed = said("table", "table2", tmp_path)
     absent = ["precision=fp64,fp16", "gpus=2,3,4"]
     assert says(printed, "table.missing", n=len(PRECISIONS) * 4 - 1, absent=absent)
@@ -287,7 +287,7 @@ def test_profiles_of_whole_runs_are_in_seconds_of_all_ranks_beside_the_papers(tm
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_every_experiment_has_a_view_that_its_file_can_fill(name: str):
-    experiment = experiments.load(name)
+    experiment = experiments.load_experiment(name)
     assert experiment.view.subject in experiment.swept and experiment.view.x in experiment.swept
     assert set(experiment.view.measures) <= {*FIGURES, experiments.EFFICIENCY}
     assert all(

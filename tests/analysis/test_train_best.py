@@ -66,14 +66,14 @@ def test_a_setting_is_trained_on_all_of_the_work(
 
 def test_the_command_is_one_everywhere(tmp_path: Path, said: Said):
     folder = sweep(tmp_path)
-    (answer,) = answers(load.read([folder]).runs)
+    (answer,) = answers(load.read_runs([folder]).runs)
     assert answer.training is not None
     command = answer.training.command
     assert command is not None and shlex.split(command)[-3:] == ["best", f"{folder}/", "--train"]
     assert find(said("best", folder), "answer.train", command=command)
-    end = conclusion([run.folder for run in load.read([folder]).runs])
+    end = conclusion([run.folder for run in load.read_runs([folder]).runs])
     assert [line for line in map(str, end.lines) if line.startswith(command)]
-    page = report.build(load.read([folder]), "a title", mix=False)
+    page = report.build(load.read_runs([folder]), "a title", mix=False)
     (card,) = [block for block in page.blocks() if isinstance(block, Recommendation)]
     assert command in [typed for _, _, typed in card.facts]
 
@@ -81,7 +81,7 @@ def test_the_command_is_one_everywhere(tmp_path: Path, said: Said):
 def test_sweeps_are_named_one_by_one_or_by_the_folder_of_all(tmp_path: Path):
     for seed, name in enumerate("abcd"):
         records.write(tmp_path / name / "run", records.vision(seed=seed, total_s=100.0 + seed))
-    runs = sorted(load.read([tmp_path]).runs, key=lambda run: run.folder)
+    runs = sorted(load.read_runs([tmp_path]).runs, key=lambda run: run.folder)
     assert shlex.split(training_command.train_command(runs[:2]))[-3:] == [
         f"{tmp_path}/a/",
         f"{tmp_path}/b/",

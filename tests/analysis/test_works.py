@@ -35,11 +35,11 @@ def script(
 
 
 def found(folder: Path, *each: dict[str, Any]) -> list[Answer]:
-    return answers(load.read([write(folder / "s", *each)]).runs)
+    return answers(load.read_runs([write(folder / "s", *each)]).runs)
 
 
 def read(folder: Path, *each: dict[str, Any]) -> list[Run]:
-    return load.read([write(folder / "s", *each)]).runs
+    return load.read_runs([write(folder / "s", *each)]).runs
 
 
 def test_a_run_that_goes_on_from_another_is_not_faster_for_training_less(tmp_path: Path):

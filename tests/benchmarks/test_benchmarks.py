@@ -184,7 +184,7 @@ def runs_of(folder: Path, kind: str, factors: list[float]) -> list[Run]:
         own: dict[str, Any] = {"repetition": repetition, "total_s": 100.0 * factor, **stored}
         record = (records.vision if kind == "vision" else records.llm)("cpu", **own)
         records.write(folder / kind / f"{repetition:02}", record, records.steps(step_s))
-    return load.read([folder / kind]).runs
+    return load.read_runs([folder / kind]).runs
 
 
 def test_sides_are_measured_by_turns_and_dealt_in_every_way(tmp_path: Path):

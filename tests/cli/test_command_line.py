@@ -65,7 +65,7 @@ def test_what_no_command_takes_is_refused_before_it_is_composed(
     words: list[str], code: str, facts: dict[str, Any]
 ):
     with refused(code, **facts):
-        command_line.check(command_line.overrides(words), WORKLOAD)
+        command_line.check_overrides(command_line.overrides(words), WORKLOAD)
 
 
 def test_a_key_of_a_launcher_is_said_to_be_one_or_its_nearest_are_named():
@@ -123,9 +123,9 @@ def test_a_key_of_another_option_is_answered_by_the_option(
 def test_launchers_of_others_are_refused(launcher: str, sweep: list[str]):
     overrides = command_line.overrides([*sweep, f"hydra/launcher={launcher}"])
     with refused("words.launcher", key="hydra/launcher", value=launcher):
-        command_line.check(overrides, WORKLOAD)
+        command_line.check_overrides(overrides, WORKLOAD)
     for ours in LAUNCHERS:
-        command_line.check(command_line.overrides([f'hydra/launcher="{ours}"']), WORKLOAD)
+        command_line.check_overrides(command_line.overrides([f'hydra/launcher="{ours}"']), WORKLOAD)
 
 
 def test_the_launchers_are_those_with_a_file_and_stand_in_the_help():
@@ -138,14 +138,14 @@ def test_the_launchers_are_those_with_a_file_and_stand_in_the_help():
 def test_a_sweep_has_one_launcher():
     overrides = command_line.overrides(["-m", "hydra/launcher=local,submitit_local"])
     with refused("words.launchers", key="hydra/launcher"):
-        command_line.check(overrides, WORKLOAD)
+        command_line.check_overrides(overrides, WORKLOAD)
 
 
 def test_a_refused_option_has_the_entrys_own_to_choose_from():
     with refused(
         "words.option-of-another-entry", key="dataset", choices=["digits", "mnist", "images"]
     ):
-        command_line.check(command_line.overrides(["dataset=samsum"]), WORKLOAD)
+        command_line.check_overrides(command_line.overrides(["dataset=samsum"]), WORKLOAD)
 
 
 @pytest.mark.parametrize("value", ["žluť", "it's (odd", 'it\'s "odd" (', "(a\\", "$HOME (`x`"])
@@ -213,7 +213,7 @@ def test_the_quotes_of_the_remedy_leave_lists_and_sweeps_what_they_are(
     ],
 )
 def test_what_a_command_takes_is_not_refused(words: list[str]):
-    command_line.check(command_line.overrides(words), WORKLOAD)
+    command_line.check_overrides(command_line.overrides(words), WORKLOAD)
 
 
 @pytest.mark.parametrize(

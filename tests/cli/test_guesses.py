@@ -181,7 +181,7 @@ def answer(entry: str, typed: str) -> tuple[str, str]:
     workload = workloads.of_entry(entry)
     try:
         words = command_line.switched(shlex.split(typed), workload)
-        command_line.check(command_line.overrides(words), workload)
+        command_line.check_overrides(command_line.overrides(words), workload)
     except Refusal as refused:
         return refused.code, refused.facts.get("command", "")
     except ValueError as refused:

@@ -134,12 +134,12 @@ def test_the_hub_is_not_waited_for(server: str, tmp_path: Path, monkeypatch, req
     revisions = tmp_path / "yahma___alpaca-cleaned" / "default" / "0.0.0"
     (revisions / "abc.incomplete").mkdir(parents=True)  # a fetch was killed
     with refused("llm.data-unfetched", key="dataset.source", value="yahma/alpaca-cleaned") as error:
-        row_sources.load(config)
+        row_sources.load_rows(config)
     assert "\n" not in str(error.value) and not offline
     assert text_hub.revision("yahma/alpaca-cleaned") is None
 
     (revisions / "abc").mkdir()  # it was fetched before
-    assert row_sources.load(config)[0] == [
+    assert row_sources.load_rows(config)[0] == [
         {"instruction": "a", "input": "", "output": "b"}
     ] and offline == [True]
     assert not constants.is_offline_mode() and not hub.config.HF_HUB_OFFLINE
@@ -155,7 +155,7 @@ def test_what_ends_a_fetch_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(network, "problem", lambda url: None)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
     with refused("llm.data-unfetched", reason="the connection"):
-        row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.rows=1"))
+        row_sources.load_rows(typed_llm("dataset=alpaca_cleaned", "dataset.rows=1"))
 
 
 def test_wandb_is_not_waited_for(

@@ -586,7 +586,7 @@ def test_the_record_has_the_numbers_and_a_sweep_is_resumed(
     words += ["model.width=0.35", f"hydra.sweep.dir={tmp_path}"]
     assert called(*words)[0] == 0
     found = sorted(tmp_path.glob("*global_batch_size=16,gpus=*/result.json"))
-    made = [records.run_folder.read(path.parent).record for path in found]  # pyright: ignore[reportOptionalMemberAccess]
+    made = [records.run_folder.read_run(path.parent).record for path in found]  # pyright: ignore[reportOptionalMemberAccess]
     assert [(record.axes["batch_size"], record.axes["global_batch_size"]) for record in made] == [
         (16, 16),
         (8, 16),

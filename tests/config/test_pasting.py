@@ -140,6 +140,8 @@ def test_remedies_of_folders_of_any_name_are_read(
         (folder / file).write_text(json.dumps(row) + "\n")
     own = ("dataset=chat", "dataset.split=0")
     with refused(code) as caught:
-        row_sources.load(typed_llm(*own, *shlex.split(override("dataset.data_files", str(folder)))))
+        row_sources.load_rows(
+            typed_llm(*own, *shlex.split(override("dataset.data_files", str(folder))))
+        )
     for remedy in remedies(caught.value):
-        assert row_sources.load(typed_llm(*own, *shlex.split(remedy))).rows
+        assert row_sources.load_rows(typed_llm(*own, *shlex.split(remedy))).rows

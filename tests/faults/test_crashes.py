@@ -102,7 +102,7 @@ def test_a_record_is_the_old_or_the_new(tmp_path: Path):
         records.put(folder, records.vision())
 
     def status(found: Path) -> str | None:
-        run = run_folder.read(found)
+        run = run_folder.read_run(found)
         return run and run.status
 
     assert cut.seen(status) == ["failed", "ok"] and len(cut.states) > 2
@@ -138,12 +138,16 @@ def test_a_checkpoint_counts_once_all_ranks_have_written(
     for steps in (3, 5):
         with Disk(folder) as cut:
             checkpoint.save(folder, first, steps, {"steps": steps})
-        cuts.append(cut.seen(lambda found: [checkpoint.load(found, rank) for rank in both]))
+        cuts.append(
+            cut.seen(lambda found: [checkpoint.load_checkpoint(found, rank) for rank in both])
+        )
     none, three, five = [None, None], [{"steps": 3}] * 2, [{"steps": 5}] * 2
     assert cuts == [[none, three], [three, five]]
     with Disk(folder) as cut:
         checkpoint.remove(folder)
-    assert cut.seen(lambda found: [checkpoint.load(found, rank) for rank in both]) == [none]
+    assert cut.seen(lambda found: [checkpoint.load_checkpoint(found, rank) for rank in both]) == [
+        none
+    ]
 
 
 def test_of_a_journal_all_whole_entries_count_and_it_goes_on_behind_them(tmp_path: Path):

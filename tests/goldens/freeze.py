@@ -338,7 +338,7 @@ def untitled(text: str) -> str:
     which are sentences.
     """
     for name in experiments.names():
-        title = experiments.load(name).title.rstrip(".")
+        title = experiments.load_experiment(name).title.rstrip(".")
         for written in (title, escape_latex(title), escape_markdown(title)):
             text = text.replace(written, f"TITLE OF {name}")
     return text

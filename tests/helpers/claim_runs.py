@@ -29,7 +29,7 @@ MACHINE = records.environment(
 
 def grid(name: str) -> list[Cell]:
     """The cells of an experiment, in the papers' setting."""
-    experiment = experiments.load(name)
+    experiment = experiments.load_experiment(name)
     setting = {
         column: value
         for column, value in experiment.papers.all.items()
@@ -107,7 +107,7 @@ def repeated(factor: float) -> Figures:
 
 def write_run(folder: Path, experiment: str, cell: Cell, figures: Figures, **changes: Any) -> None:
     """A run of a cell. Its samples lie alternately 10 % above and below their mean."""
-    kind = experiments.load(experiment).kind
+    kind = experiments.load_experiment(experiment).kind
     settings = {key.removesuffix(".name").replace(".", "__"): value for key, value in cell.items()}
     own: dict[str, Any] = {"status": figures.get("status", "ok")}
     if "memory" in figures:

@@ -13,7 +13,7 @@ from typing import Any
 import vl_convert
 
 from analysis import experiments
-from analysis.experiments import Experiment, load
+from analysis.experiments import Experiment, load_experiment
 from analysis.figures import draw as figures
 from analysis.figures import vega
 from analysis.figures.vega import Chart
@@ -92,7 +92,7 @@ def fill(
             those made here.
         where: the cells that were measured.
     """
-    experiment = load(name)
+    experiment = load_experiment(name)
     for index, cell in enumerate(cells(experiment)):
         for seed in seeds:
             place = cell | {"seed": seed}
@@ -174,7 +174,7 @@ def record(experiment: Experiment, cell: dict[str, Any], device: str = "cuda") -
 @cache
 def _set_keys(name: str) -> dict[str, Any]:
     """What an experiment's file sets for all cells, of the keys that figures name."""
-    fixed = experiments.load(name).fixed
+    fixed = experiments.load_experiment(name).fixed
     return {
         key: fixed[key]
         for key in fixed
@@ -254,9 +254,9 @@ def oom() -> dict[str, Any]:
 
 
 def drawn(folder: Path, name: str, mix: bool = False) -> list[Chart]:
-    experiment = experiments.load(name)
+    experiment = experiments.load_experiment(name)
     return figures.experiment_figures(
-        experiment, experiments.panels(experiment, data.read([folder]).runs, mix)
+        experiment, experiments.panels(experiment, data.read_runs([folder]).runs, mix)
     )
 
 
@@ -282,7 +282,7 @@ def papers_setting(name: str) -> dict[str, Any]:
     """What the builders of `tests.helpers.records` take for the setting of an experiment,
     without its axes.
     """
-    known = load(name).papers.all
+    known = load_experiment(name).papers.all
     return {
         column.replace(".", "__"): value
         for column, value in known.items()
@@ -292,7 +292,7 @@ def papers_setting(name: str) -> dict[str, Any]:
 
 def write_papers(folder: Path, name: str, **changes: Any) -> Path:
     """Write a run for each cell of an experiment with a printed time."""
-    build = {"vision": records.vision, "llm": records.llm}[load(name).kind]
+    build = {"vision": records.vision, "llm": records.llm}[load_experiment(name).kind]
     for index, figure in enumerate(printed.figures(name, "total_s")):
         cell = {column.replace(".", "__"): value for column, value in figure.cell.items()}
         found = {

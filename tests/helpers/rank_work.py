@@ -287,7 +287,7 @@ def train_and_skip_cuda_graphs(
 
     with mock.patch.object(compiling, "compile_model"), mock.patch.object(Loop, "step", skip_one):
         train_slowly(rank, config, folder, workers)
-    (report,) = rank_files.read(folder)
+    (report,) = rank_files.read_reports(folder)
     flags = {
         name: value for name, value in (report.flags or {}).items() if name.startswith("inductor_")
     }

@@ -59,7 +59,7 @@ class Case:
             if failure is not None:
                 pytest.fail("\n".join([failure.message, *failure.log_tail]))
             assert not stop or checkpoint.latest(self.folder) == stop
-        ranks, steps = rank_files.read(self.folder), run_folder.read_steps(self.folder)
+        ranks, steps = rank_files.read_reports(self.folder), run_folder.read_steps(self.folder)
         record = records.as_record({"config": plain(self.config)})
         summarise(record, self.config, self.placement, ranks, steps)
         return msgspec.to_builtins(record, enc_hook=float)

@@ -170,7 +170,7 @@ def test_tools_and_their_answers_are_written_by_the_template(tmp_path: Path):
         "tools": json.dumps([{"name": "add"}]),
     }
     words = ("dataset=chat", written(tmp_path, row), with_template(tmp_path / "m", "qwen"))
-    (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
+    (pieces,) = [row["pieces"] for row in row_sources.load_rows(typed_llm(*words))[0] or []]
     said = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|eot_id|>'
     tool = '{"type": "function", "function": {"name": "add"}}'
     assert pieces[0]["content"].startswith("<|start_header_id|>system\n" + tool + "<|eot_id|>\n")
@@ -179,7 +179,7 @@ def test_tools_and_their_answers_are_written_by_the_template(tmp_path: Path):
         "Two<|eot_id|>",
     ]
     with refused("llm.broken-rows", row=1) as caught:
-        row_sources.load(typed_llm(*words[:2]))
+        row_sources.load_rows(typed_llm(*words[:2]))
     assert find(str(caught.value), "llm.chat-unwritten", column="tools")
 
 
@@ -263,7 +263,7 @@ def test_a_byte_order_mark_blank_lines_and_rows_of_all_forms_are_read(name: str,
     rows = [ROWS[0], shared_gpt, ROWS[1] | {"tools": None}, {"messages": parts}]
     text = json.dumps(rows) if name.endswith("json") else "\n \r\n".join(map(json.dumps, rows))
     (tmp_path / name).write_text(text, "utf-8-sig")
-    loaded, broken, *_ = row_sources.load(
+    loaded, broken, *_ = row_sources.load_rows(
         typed_llm("dataset=chat", f"dataset.data_files={tmp_path / name}")
     )
     assert loaded is not None
@@ -277,23 +277,23 @@ USER, ANSWER = {"role": "user", "content": "Q"}, {"role": "assistant", "content"
 def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path: Path):
     row = {"messages": [USER, ANSWER | {"weight": 0}, USER, ANSWER | {"content": "B", "weight": 1}]}
     words = ("dataset=chat", written(tmp_path, row))
-    (pieces,) = [row["pieces"] for row in row_sources.load(typed_llm(*words))[0] or []]
+    (pieces,) = [row["pieces"] for row in row_sources.load_rows(typed_llm(*words))[0] or []]
     assert "A<|eot_id|>" in pieces[0]["content"] and [each["learnt"] for each in pieces] == [
         False,
         True,
     ]
     (pieces,) = [
         row["pieces"]
-        for row in row_sources.load(typed_llm(*words, with_template(tmp_path / "m", "generation")))[
-            0
-        ]
+        for row in row_sources.load_rows(
+            typed_llm(*words, with_template(tmp_path / "m", "generation"))
+        )[0]
         or []
     ]
     assert [each["content"] for each in pieces if each["learnt"]] == ["B<|eom_id|>"]
     twice = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     (tmp_path / "m" / "twice.jinja").write_text(twice)
     with refused("llm.broken-rows", row=1) as caught:
-        row_sources.load(
+        row_sources.load_rows(
             typed_llm(*words, f"dataset.chat_template={tmp_path / 'm' / 'twice.jinja'}")
         )
     assert find(str(caught.value), "llm.chat-weight")
@@ -350,12 +350,12 @@ def assert_left_out(row: Any, tmp_path: Path) -> str:
     )
     file = {"key": "dataset.data_files", "value": str(tmp_path / "chats.jsonl")}
     with refused("llm.broken-rows", **file, row=2, broken=2, rows=4, skippable=2) as caught:
-        row_sources.load(typed_llm(*words))
-    loaded = row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
+        row_sources.load_rows(typed_llm(*words))
+    loaded = row_sources.load_rows(typed_llm(*words, "dataset.skip_broken=true"))
     assert (len(loaded[0] or []), loaded[1]) == (2, 2)
     written(tmp_path, row)
     with refused("llm.broken-rows", row=1, broken=1, rows=1, skippable=0):
-        row_sources.load(typed_llm(*words, "dataset.skip_broken=true"))
+        row_sources.load_rows(typed_llm(*words, "dataset.skip_broken=true"))
     return caught.value.facts["reason"]
 
 
@@ -391,7 +391,7 @@ def test_a_template_that_is_missing_or_cannot_be_used_is_refused(
         place = tmp_path / "chat_template.jinja"
     words = ("dataset=chat", written(tmp_path, *ROWS), f"dataset.chat_template={place}")
     with pytest.raises(Refusal) as caught:
-        row_sources.load(typed_llm(*words))
+        row_sources.load_rows(typed_llm(*words))
     found = find(str(caught.value), code, **facts)
     if found.key:
         assert found.facts["value"] == str(place)

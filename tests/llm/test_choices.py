@@ -19,7 +19,7 @@ BOTH = ["red", "green"]
 
 
 def read_rows(place: str, *words: str) -> row_sources.LoadedRows:
-    return row_sources.load(typed_llm(place, "batch_size=1", *words))
+    return row_sources.load_rows(typed_llm(place, "batch_size=1", *words))
 
 
 @pytest.mark.parametrize(

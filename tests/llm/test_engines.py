@@ -56,7 +56,9 @@ def tuned_here(
         Rank(0, 0, 1, torch.device("cpu"), "gloo", torch.get_num_threads()), config, folder, cfg
     )
     table = run_folder.read_steps(folder)
-    return rank_files.read(folder)[0], {name: table[name].to_numpy() for name in table.column_names}
+    return rank_files.read_reports(folder)[0], {
+        name: table[name].to_numpy() for name in table.column_names
+    }
 
 
 @pytest.fixture

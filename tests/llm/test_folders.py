@@ -547,7 +547,7 @@ def test_a_broken_folder_is_refused(checkpoint: Path, name: str):
     breaks, code, facts = BROKEN[name]
     breaks(checkpoint)
     with refused(code, **{"key": "model.path"} | facts):
-        preflight.check(typed_llm(*words_of(checkpoint)))
+        preflight.check_rows(typed_llm(*words_of(checkpoint)))
 
 
 @pytest.mark.slow
@@ -594,10 +594,10 @@ def test_weights_of_other_sizes_than_the_configuration_has_are_refused(
 def test_pickled_weights_are_refused(checkpoint: Path):
     own = words_of(checkpoint, "model.weights=own")
     with refused("llm.no-weights", key="model.path", value=str(checkpoint)):
-        preflight.check(typed_llm(*own))
+        preflight.check_rows(typed_llm(*own))
     (checkpoint / "pytorch_model.bin").write_bytes(b"")
     with refused("llm.weights-pickled", key="model.path", value=str(checkpoint)):
-        preflight.check(typed_llm(*own))
+        preflight.check_rows(typed_llm(*own))
 
 
 OTHERS_TOKENIZER = "llm.tokenizer-of-another-model"

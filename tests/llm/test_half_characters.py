@@ -55,7 +55,7 @@ def test_half_a_character_is_refused_with_its_place(
     data = written(tmp_path, *[GOOD[words]] * 3, row)
     file = {"key": "dataset.data_files", "value": str(tmp_path / "chats.jsonl")}
     with refused("llm.broken-rows", **file, row=4, broken=1, rows=4) as caught:
-        row_sources.load(typed_llm(*words, data, "dataset.split=0"))
+        row_sources.load_rows(typed_llm(*words, data, "dataset.split=0"))
     find(str(caught.value), "llm.row-half-character", column=place)
     caught.value.message.sentence.encode()  # it can be printed
 
@@ -63,12 +63,12 @@ def test_half_a_character_is_refused_with_its_place(
 def test_a_text_that_is_learnt_whole_and_tools_are_looked_at(tmp_path: Path):
     text = written(tmp_path, {"text": HALF})
     with refused("llm.broken-rows") as caught:
-        row_sources.load(typed_llm(*CHAT, text, "dataset.loss=all"))
+        row_sources.load_rows(typed_llm(*CHAT, text, "dataset.loss=all"))
     assert find(str(caught.value), "llm.row-half-character", column="text")
     tool = {"type": "function", "function": {"name": "add", "description": HALF}}
     tools = written(tmp_path, {"messages": [Q, A], "tools": [tool]})
     with refused("llm.broken-rows") as caught:
-        row_sources.load(typed_llm(*CHAT, tools, with_template(tmp_path / "m", "qwen")))
+        row_sources.load_rows(typed_llm(*CHAT, tools, with_template(tmp_path / "m", "qwen")))
     place = "tools[0].function.description"
     assert find(str(caught.value), "llm.row-half-character", column=place)
 
@@ -77,20 +77,20 @@ def test_json_in_a_cell_of_a_table_is_looked_at(tmp_path: Path):
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["messages"], [json.dumps([Q, A | {"content": HALF}])]])
     with refused("llm.broken-rows", row=1) as caught:
-        row_sources.load(typed_llm(*CHAT, f"dataset.data_files={tmp_path / 'rows.csv'}"))
+        row_sources.load_rows(typed_llm(*CHAT, f"dataset.data_files={tmp_path / 'rows.csv'}"))
     assert find(str(caught.value), "llm.row-half-character", column="messages[1].content")
 
 
 def test_an_escape_that_is_text_is_read(tmp_path: Path):
     said = json.dumps({"emoji": "\ud83d"})
     data = written(tmp_path, {"messages": [Q | {"content": said}, A]}, GOOD[CHAT])
-    rows = row_sources.load(typed_llm(*CHAT, data, "dataset.split=0")).rows or []
+    rows = row_sources.load_rows(typed_llm(*CHAT, data, "dataset.split=0")).rows or []
     assert any(said in piece["content"] for row in rows for piece in row["pieces"])
 
 
 def test_a_column_that_nobody_reads_may_hold_one_and_its_name_is_written_as_text(tmp_path: Path):
     data = written(tmp_path, GOOD[ALPACA] | {"id": HALF, "\ud83d": "x"})
-    loaded = row_sources.load(typed_llm(*ALPACA, data, "dataset.split=0"))
+    loaded = row_sources.load_rows(typed_llm(*ALPACA, data, "dataset.split=0"))
     assert (len(loaded.rows or []), loaded.ignored) == (1, {"id": 1, "\\ud83d": 1})
     assert Message("a.b", "not read: \ud83d, caf\udce9").sentence == "not read: \\ud83d, caf\\xe9"
 
@@ -99,11 +99,11 @@ def test_of_several_files_the_one_with_the_row_is_named(tmp_path: Path):
     written(tmp_path, *[GOOD[CHAT]] * 3, name="a.jsonl")
     written(tmp_path, GOOD[CHAT], PLACES[0][1], name="b.jsonl")
     with refused("llm.broken-rows", row=2, file=str(tmp_path / "b.jsonl"), value=str(tmp_path)):
-        row_sources.load(typed_llm(*CHAT, f"dataset.data_files={tmp_path}"))
+        row_sources.load_rows(typed_llm(*CHAT, f"dataset.data_files={tmp_path}"))
     files = (
         f"dataset.data_files={tmp_path / 'a.jsonl'}",
         f"dataset.test_files={tmp_path / 'b.jsonl'}",
     )
     named = {"row": 2, "file": str(tmp_path / "b.jsonl"), "key": "dataset.test_files"}
     with refused("llm.test-rows-unlike", **named, reason="llm.row-half-character"):
-        row_sources.load(typed_llm(*CHAT, *files))
+        row_sources.load_rows(typed_llm(*CHAT, *files))

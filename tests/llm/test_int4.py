@@ -85,7 +85,7 @@ def test_it_is_the_loss_of_the_converted_model(
     run = alone(*words, "lr=1e-3", f"engine={engine}")
     measured = run.report.held_out.in_int4
     assert measured.groupsize == 256 and measured.evaluate_s > 0
-    rows = held_out.read(run.folder, held_out.INT4_LOSS)
+    rows = held_out.read_row_losses(run.folder, held_out.INT4_LOSS)
     assert rows is not None and rows.mean == pytest.approx(measured.loss)
     plain = plain_losses.plain_model(run.config, run.model, run.report.vocabulary)
     unquantised = plain_losses.loss(plain, run.rows)
@@ -139,7 +139,7 @@ def test_a_rank_that_ends_in_int4_had_trained(tmp_path: Path):
     assert int4_missing.note_failed_scoring(
         tmp_path, Failure("signal", "rank 1 was killed", rank=1)
     )
-    merged = summary.held_out(rank_files.read(tmp_path), ended_epochs=0)
+    merged = summary.held_out(rank_files.read_reports(tmp_path), ended_epochs=0)
     assert merged is not None and find(
         str(merged.int4_problem), "llm.int4-failed", rank=1, reason="rank 1 was killed"
     )
@@ -231,7 +231,7 @@ def test_a_failure_of_one_rank_of_two_leaves_the_run_as_it_was_measured(
     assert find(run["held_out"]["int4_problem"], "llm.int4-failed", rank=1)
     assert run["held_out"]["evaluations"][-1]["loss"] > 0 and run["saved"]["folder"] == "model"
     assert limits.NO_INT4.code in [limit["code"] for limit in run["limits"]]
-    read = run_folder.read(Path(run["folder"]))
+    read = run_folder.read_run(Path(run["folder"]))
     assert read is not None and find(str(outcome.line(read)), "llm.int4-failed", rank=1)
     assert multicard.load_model(run["folder"]).config.num_hidden_layers == 2
 

@@ -112,7 +112,7 @@ def test_cells_that_the_header_does_not_name_are_refused(tmp_path: Path):
 def test_lists_without_known_names_are_refused(held: Any, tmp_path: Path):
     (tmp_path / "a.json").write_text(json.dumps(held))
     with pytest.raises(ValueError, match=r"llm\.(broken-rows|data-file-unread)"):
-        row_sources.load(
+        row_sources.load_rows(
             typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.json'}", "batch_size=1")
         )
 
@@ -121,7 +121,7 @@ def test_lists_that_are_named_as_splits_are_read_as_a_column_of_splits(tmp_path:
     (tmp_path / "a.json").write_text(
         json.dumps({"train": ROWS, "validation": ROWS[:1], "test": ROWS, "by": "me"})
     )
-    found = row_sources.load(
+    found = row_sources.load_rows(
         typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.json'}", "batch_size=1")
     )
     assert len(found.rows or []) == 2
@@ -132,7 +132,7 @@ def test_lists_that_are_named_as_splits_are_read_as_a_column_of_splits(tmp_path:
 def test_of_rows_to_test_on_those_of_the_training_split_are_left_out(tmp_path: Path):
     (tmp_path / "a.json").write_text(json.dumps(ROWS))
     (tmp_path / "b.json").write_text(json.dumps({"train": ROWS, "test": ROWS[:1]}))
-    found = row_sources.load(
+    found = row_sources.load_rows(
         typed_llm(
             "dataset=chat",
             f"dataset.data_files={tmp_path / 'a.json'}",

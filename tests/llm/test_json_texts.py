@@ -187,7 +187,7 @@ def test_files_with_json_texts_are_read_as_their_messages(kind: str, tmp_path: P
     else:
         with file.open("w", newline="") as stream:
             csv.writer(stream).writerows([["messages"], [json.dumps([Q, A])]])
-    found = row_sources.load(typed_llm(f"dataset.data_files={file}", "batch_size=1", *CHAT))
+    found = row_sources.load_rows(typed_llm(f"dataset.data_files={file}", "batch_size=1", *CHAT))
     assert found.rows == loaded(tmp_path, [{"messages": [Q, A]}], *CHAT).rows
 
 

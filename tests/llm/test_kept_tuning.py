@@ -453,7 +453,7 @@ def test_a_disk_that_fills_up_under_two_ranks_leaves_the_run_and_nothing_else(
         "steps.parquet",
     } | {"torchtune.yaml"}
     assert run["loss"]["first"] > 0 and len(run["epochs"]) == 1
-    read = run_folder.read(folder)
+    read = run_folder.read_run(folder)
     assert read is not None and find(str(outcome.line(read)), "save.failed-tuned", form=form)
 
 
@@ -598,7 +598,7 @@ def test_a_cell_that_was_measured_without_is_trained_again_only_when_asked(
     assert not [*tmp_path.rglob(kept.TUNED_MODEL)]
     code, printed = tune("save=adapter", "rerun=true")
     (path,) = tmp_path.rglob("result.json")
-    run = run_folder.read(path.parent)
+    run = run_folder.read_run(path.parent)
     assert code == 0 and run is not None and find(printed, "save.kept", form="adapter")
     saved = getattr(run.record, "saved", None)
     assert isinstance(saved, SavedModel) and saved.folder == "adapter"

@@ -49,7 +49,7 @@ def texts(folder: Path, template: str, *rows: Any) -> list[str]:
         "dataset.split=0",
     )
     pieces = [
-        row["pieces"] for row in row_sources.load(typed_llm(*words, "batch_size=1")).rows or []
+        row["pieces"] for row in row_sources.load_rows(typed_llm(*words, "batch_size=1")).rows or []
     ]
     return [
         "".join(f"[{each['content']}]" if each["learnt"] else each["content"] for each in one)
@@ -134,6 +134,6 @@ def test_pairs_of_torchtunes_form_read_the_developer_as_the_system(tmp_path: Pat
             "rejected": [{"role": "assistant", "content": "Much."}],
         }
         words = ("dataset=preference", "method=dpo", written(tmp_path, pair), "batch_size=1")
-        return row_sources.load(typed_llm(*words, "dataset.split=0")).rows
+        return row_sources.load_rows(typed_llm(*words, "dataset.split=0")).rows
 
     assert read("developer") == read("system")

@@ -28,7 +28,7 @@ PAIR = {"prompt": "Q", "chosen": "A", "rejected": "B"}
 
 
 def read_rows(place: str, *words: str) -> row_sources.LoadedRows:
-    return row_sources.load(typed_llm(place, "batch_size=1", *words))
+    return row_sources.load_rows(typed_llm(place, "batch_size=1", *words))
 
 
 # The words of a command, a row without its label, and the label's column with both verdicts

@@ -105,7 +105,7 @@ def test_files_of_each_form_give_the_same_rows(tmp_path: Path):
 
     def sampled(name: str, seed: int = 3) -> list[Any]:
         words = (f"dataset.data_files={tmp_path / name}", "dataset.rows=4", f"seed={seed}")
-        return row_sources.load(typed_llm("dataset=grammar", *words))[0] or []
+        return row_sources.load_rows(typed_llm("dataset=grammar", *words))[0] or []
 
     rows = sampled("r.jsonl")
     # another sample
@@ -132,7 +132,7 @@ def test_flat_pairs_become_torchtunes_chats(tmp_path: Path):
         config = typed_llm(
             "dataset=preference", "method=dpo", f"dataset.data_files={tmp_path / 'p.json'}"
         )
-        (pair,) = row_sources.load(config)[0] or []
+        (pair,) = row_sources.load_rows(config)[0] or []
         assert [(turn["role"], turn["content"]) for turn in pair["chosen"]] == expected
         assert pair["rejected"][:-1] == pair["chosen"][:-1]
 
@@ -145,12 +145,12 @@ def test_a_conversation_must_take_turns(who: str, tmp_path: Path):
     (tmp_path / "c.json").write_text(json.dumps([row]))
     config = typed_llm("dataset=slimorca", f"dataset.data_files={tmp_path / 'c.json'}")
     if "human gpt" in who and not who.startswith("gpt"):
-        assert row_sources.load(config)[0] == [row]
+        assert row_sources.load_rows(config)[0] == [row]
     else:
         with refused(
             "llm.broken-rows", key="dataset.data_files", value=str(tmp_path / "c.json"), row=1
         ) as caught:
-            row_sources.load(config)
+            row_sources.load_rows(config)
         assert find(str(caught.value), "llm.row-no-conversation")
 
 

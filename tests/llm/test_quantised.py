@@ -56,7 +56,7 @@ def test_it_is_refused_by_what_it_is(checkpoint: Path, name: str, method: str): 
     with refused(
         "llm.weights-quantised", key="model.path", value=str(checkpoint), method=method
     ) as caught:
-        preflight.check(typed_llm(*own))
+        preflight.check_rows(typed_llm(*own))
     assert kind in caught.value.facts["kind"]
     assert remedies(caught.value) == []  # with this folder no method is what it says
     quantised.check_unquantised(
@@ -75,7 +75,7 @@ def test_it_is_refused_by_what_it_is(checkpoint: Path, name: str, method: str): 
 def test_weights_say_it_too(checkpoint: Path, tensor: dict[str, Any], kind: Any):  # noqa: F811
     save_file(PLAIN | tensor, checkpoint / "model.safetensors")
     with refused("llm.weights-quantised", key="model.path") as caught:
-        preflight.check(typed_llm(*words_of(checkpoint, "model.weights=own")))
+        preflight.check_rows(typed_llm(*words_of(checkpoint, "model.weights=own")))
     assert next(iter(tensor)) in caught.value.facts["kind"]
 
 
@@ -86,4 +86,4 @@ def test_a_folder_of_a_decoder_of_torchtune_is_refused_likewise(checkpoint: Path
     with refused(
         "llm.weights-quantised", key="model.weights", value=str(checkpoint), method="lora"
     ):
-        preflight.check(typed_llm(f"model.weights={checkpoint}"))
+        preflight.check_rows(typed_llm(f"model.weights={checkpoint}"))

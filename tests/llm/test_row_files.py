@@ -364,7 +364,7 @@ def test_several_training_splits_are_refused_with_the_files_of_one(
     (word,) = shlex.split(caught.value.facts["remedy"])
     if "/" in names[0]:
         assert word.endswith(f"/{names[0].partition('/')[0]}")  # the folder of a configuration
-    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
+    found = row_sources.load_rows(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
     assert sorted(row["input"] for row in found) == first
 
 
@@ -396,7 +396,7 @@ def test_a_missing_shard_is_named_with_the_files_to_read_alone(tmp_path: Path, p
     with refused("llm.data-missing-shards", key="dataset.data_files", missing=missing) as caught:
         files.read_file(value)
     (word,) = shlex.split(caught.value.facts["remedy"])
-    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
+    found = row_sources.load_rows(typed_llm("dataset=grammar", word, "batch_size=1")).rows or []
     assert sorted(row["input"] for row in found) == names
     folder_of(tmp_path, *missing)
     assert len(files.read_file(value).rows) == 3
@@ -541,7 +541,7 @@ def test_nulls_of_arrows_union_of_columns_reach_no_text(tmp_path: Path):
             f"dataset.data_files={tmp_path / name}",
             f"dataset.chat_template={tmp_path}/t.jinja",
         )
-        return row_sources.load(typed_llm(*words, "dataset.loss=all")).rows
+        return row_sources.load_rows(typed_llm(*words, "dataset.loss=all")).rows
 
     assert texts("r.parquet") == texts("r.jsonl") and "null" not in json.dumps(texts("r.parquet"))
 
@@ -554,7 +554,7 @@ def test_files_of_one_name_in_several_forms_are_refused_with_one_of_them(
     with refused("llm.data-file-twice", key="dataset.data_files") as caught:
         files.read_file(str(tmp_path))
     (word,) = shlex.split(caught.value.facts["remedy"])
-    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1"))
+    found = row_sources.load_rows(typed_llm("dataset=grammar", word, "batch_size=1"))
     assert found.available == len({Path(name).stem for name in names})
 
 
@@ -570,7 +570,7 @@ def test_a_file_called_after_what_it_holds_is_no_split_in_silence(tmp_path: Path
     with refused("llm.data-folder-unclear", names=["train_tickets.jsonl"]) as caught:
         files.read_file(str(tmp_path))
     (word,) = shlex.split(caught.value.facts["remedy"])
-    found = row_sources.load(typed_llm("dataset=grammar", word, "batch_size=1"))
+    found = row_sources.load_rows(typed_llm("dataset=grammar", word, "batch_size=1"))
     assert found.available == 3
     (tmp_path / "test_tickets.jsonl").write_text(LINES)
     found_files = files.read_file(str(tmp_path))

@@ -483,7 +483,7 @@ def test_what_bears_meaning_and_cannot_be_read_is_refused(case: str):
 
 
 def loaded(folder: Path, rows: list[Any], *words: str) -> row_sources.LoadedRows:
-    return row_sources.load(typed_llm(written(folder, *rows), "batch_size=1", *words))
+    return row_sources.load_rows(typed_llm(written(folder, *rows), "batch_size=1", *words))
 
 
 def pieces(row: Any, name: str = "pieces") -> list[tuple[str, bool]]:

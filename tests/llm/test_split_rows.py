@@ -22,7 +22,7 @@ def row(number: int, **others: Any) -> dict[str, Any]:
 
 
 def loaded(folder: Path, rows: list[dict[str, Any]], *words: str) -> LoadedRows:
-    return row_sources.load(typed_llm(written(folder, *rows), *CHAT, *words))
+    return row_sources.load_rows(typed_llm(written(folder, *rows), *CHAT, *words))
 
 
 def split(*names: Any, column: str = "split") -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_the_held_out_rows_are_said_with_words_that_train_on_all(tmp_path: Path)
         2,
     )
     (remedy,) = remedies(notice)
-    found = row_sources.load(typed_llm(place, *CHAT, "dataset.split=0", remedy.strip("'")))
+    found = row_sources.load_rows(typed_llm(place, *CHAT, "dataset.split=0", remedy.strip("'")))
     assert len(found.rows or ()) == 5 and found.ignored == {"split": 5}
 
 

@@ -27,10 +27,10 @@ def test_a_first_line_that_reads_as_a_row_is_refused(words: str, delimiter: str,
     path = bare(tmp_path, delimiter)
     config = typed_llm(words, f"dataset.data_files={path}", "dataset.split=0")
     with refused("llm.no-header", key="dataset.data_files", file=str(path)) as caught:
-        row_sources.load(config)
+        row_sources.load_rows(config)
     command = next(each for each in caught.value.message.remedies if each.startswith("sed"))
     subprocess.run(shlex.split(command), check=True)
-    assert len(row_sources.load(config).rows or []) == ROWS
+    assert len(row_sources.load_rows(config).rows or []) == ROWS
 
 
 def test_a_first_line_that_the_command_takes_for_names_is_told(
@@ -39,7 +39,7 @@ def test_a_first_line_that_the_command_takes_for_names_is_told(
     path = bare(tmp_path)
     named = 'dataset.columns={instruction: "what is number 0?", output: "it is 0"}'
     config = typed_llm("dataset=chat", f"dataset.data_files={path}", "dataset.split=0", named)
-    assert len(row_sources.load(config).rows or []) == ROWS - 1
+    assert len(row_sources.load_rows(config).rows or []) == ROWS - 1
     (line,) = told(capsys.readouterr().out)
     assert line.code == "llm.header-taken" and line.has({"cell": "what is number 0?"})
 
@@ -54,7 +54,7 @@ def test_single_words_that_the_command_takes_for_names_are_told_unless_they_tell
     first, second = header.split(",")
     named = f"dataset.columns={{instruction: {first}, output: {second}}}"
     path = f"dataset.data_files={tmp_path / 'a.csv'}"
-    found = row_sources.load(typed_llm("dataset=chat", path, "dataset.split=0", named))
+    found = row_sources.load_rows(typed_llm("dataset=chat", path, "dataset.split=0", named))
     assert len(found.rows or []) == 2
     lines = told(capsys.readouterr().out)
     assert [(line.code, line.has({"cell": first})) for line in lines] == (
@@ -65,4 +65,4 @@ def test_single_words_that_the_command_takes_for_names_are_told_unless_they_tell
 def test_names_of_several_words_beside_a_known_one_are_names(tmp_path: Path):
     (tmp_path / "a.csv").write_text("instruction,output,how sure are you\na,b,1\nc,d,2\n")
     config = typed_llm("dataset=chat", f"dataset.data_files={tmp_path / 'a.csv'}")
-    assert len(row_sources.load(config).rows or []) == 2
+    assert len(row_sources.load_rows(config).rows or []) == 2

@@ -164,7 +164,7 @@ def test_turns_that_mean_something_else_are_refused_with_the_true_reason(form: s
 def test_a_key_that_stands_there_twice_or_says_something_else_is_named(tmp_path: Path):
     said = [Q | {"Role": "x"}, A | {"text": "other", "channel": "email"}]
     place = written(tmp_path, {"messages": said})
-    found = row_sources.load(typed_llm(place, "dataset=chat", "batch_size=1"))
+    found = row_sources.load_rows(typed_llm(place, "dataset=chat", "batch_size=1"))
     assert dict(found.ignored) == {
         "messages.Role": 1,
         "messages.text": 1,
@@ -175,10 +175,10 @@ def test_a_key_that_stands_there_twice_or_says_something_else_is_named(tmp_path:
 def test_the_remedy_for_other_names_keeps_the_history(tmp_path: Path):
     place = written(tmp_path, {"message": "Q", "chat_history": COHERE, "response": "A"})
     with refused("llm.broken-rows") as caught:
-        row_sources.load(typed_llm(place, "dataset=chat", "batch_size=1"))
+        row_sources.load_rows(typed_llm(place, "dataset=chat", "batch_size=1"))
     found = find(str(caught.value), "llm.chat-no-messages")
     (word,) = shlex.split(found.facts["remedy"])
-    rows = row_sources.load(typed_llm(place, "dataset=chat", "batch_size=1", word))
+    rows = row_sources.load_rows(typed_llm(place, "dataset=chat", "batch_size=1", word))
     assert "q<|eot_id|>" in json.dumps(rows.rows) and not rows.ignored
 
 
@@ -201,5 +201,7 @@ def test_an_empty_answer_is_refused_in_the_columns_of_a_template(
     dataset: str, row: Any, column: str, tmp_path: Path
 ):
     with refused("llm.broken-rows") as caught:
-        row_sources.load(typed_llm(written(tmp_path, row), f"dataset={dataset}", "batch_size=1"))
+        row_sources.load_rows(
+            typed_llm(written(tmp_path, row), f"dataset={dataset}", "batch_size=1")
+        )
     assert find(str(caught.value), "llm.row-empty-answer", column=column)

@@ -228,7 +228,7 @@ def run_with(
 def answered(folder: Path, *each: dict[str, Any]) -> Answer:
     for place, record in enumerate(each):
         records.put(folder / "s" / str(place), record)
-    (only,) = answers(load.read([folder / "s"]).runs)
+    (only,) = answers(load.read_runs([folder / "s"]).runs)
     return only
 
 
@@ -244,7 +244,7 @@ def test_the_end_of_a_run_the_page_and_best_say_the_same(tmp_path: Path):
     assert following.sentence.facts == {"advice": "packed=true max_seq_len=2048"}
     waits = find("\n".join(spoken(only.ranking).sentences), "answer.gpu-waits")
     assert waits.facts["tries"] == "packed=true max_seq_len=2048"
-    (detailed,) = details.read(only.best.runs)
+    (detailed,) = details.read_details(only.best.runs)
     assert says(str(detailed.diagnosis), "diagnosis.little-arithmetic")
 
 
@@ -283,7 +283,7 @@ def test_a_measured_diagnosis_of_any_run_of_the_setting_comes_first(tmp_path: Pa
 
 def test_the_record_is_read_as_it_was_written(tmp_path: Path):
     records.put(tmp_path / "a", run_with(tmp_path))
-    (found,) = load.read([tmp_path / "a"]).runs
+    (found,) = load.read_runs([tmp_path / "a"]).runs
     assert bounds.of(found.record()) == bounds.of(explained(config()))
 
 

@@ -257,7 +257,7 @@ def alone(world_size: int = 1) -> Rank:
 
 
 def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
-    assert checkpoint.latest(tmp_path) is checkpoint.load(tmp_path, alone()) is None
+    assert checkpoint.latest(tmp_path) is checkpoint.load_checkpoint(tmp_path, alone()) is None
     for steps in (3, 20):
         # saved when its run was killed
         half = tmp_path / "checkpoint" / f"s{steps - 1:08d}" / "r01.pt"
@@ -272,7 +272,7 @@ def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
         "r00.pt",
         "s00000020",
     ]
-    state = checkpoint.load(tmp_path, alone())
+    state = checkpoint.load_checkpoint(tmp_path, alone())
     assert state is not None and state["weights"].tolist() == list(range(20))
     assert (state["name"], state["none"]) == ("x", None)
     checkpoint.remove(tmp_path)
@@ -283,7 +283,7 @@ def test_the_last_checkpoint_replaces_those_before(tmp_path: Path):
 def test_another_number_of_ranks_is_refused(tmp_path: Path):
     checkpoint.save(tmp_path, alone(), 5, {})
     with refused("checkpoint.other-ranks", key="gpus", before=1, now=3):
-        checkpoint.load(tmp_path, alone(world_size=3))
+        checkpoint.load_checkpoint(tmp_path, alone(world_size=3))
 
 
 @pytest.mark.parametrize("seen", [0, 5])
@@ -294,7 +294,7 @@ def test_a_rank_that_sees_an_older_checkpoint_than_the_others_is_refused(
         checkpoint.save(tmp_path, alone(), seen, {})
     monkeypatch.setattr(checkpoint, "max_over_ranks", lambda rank, steps: max(steps, 9))
     with refused("checkpoint.late", rank=0, seen=seen, newest=9):
-        checkpoint.load(tmp_path, alone())
+        checkpoint.load_checkpoint(tmp_path, alone())
 
 
 @pytest.mark.usefixtures("processes")

@@ -148,7 +148,7 @@ def race(
         awaited(lambda: len(lines(folder)) == 1)
         board, step = Board(folder, ranks), 1
         try:
-            began = rank_files.read(folder)[0]
+            began = rank_files.read_reports(folder)[0]
             assert began.started_s is not None  # its start ends where it waits
             for done, step in enumerate(blocks, 1):
                 awaited(

@@ -230,16 +230,16 @@ def test_a_probe_of_training_and_the_full_run_stand_side_by_side(called: Called,
         and epoch["first_batch_s"] is not None
     )
     with pytest.raises(ValueError):  # the only run is a probe
-        load.read([tmp_path])
+        load.read_runs([tmp_path])
 
     code, printed = called(*words)
     assert code == 0 and "measured before" not in printed and "images/s" in printed
-    (run,) = load.read([tmp_path]).runs
+    (run,) = load.read_runs([tmp_path]).runs
     assert (
         run.folder.name == folder.name.removesuffix("-probe")
         and run["identity"] == probe["identity"]
     )
-    assert [found.folder for found in load.read([tmp_path], probes=True).runs] == [
+    assert [found.folder for found in load.read_runs([tmp_path], probes=True).runs] == [
         run.folder,
         folder,
     ]

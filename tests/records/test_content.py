@@ -168,7 +168,10 @@ def test_a_data_set_of_the_hub_is_fetched_before_it_is_identified(
     )
     unknown = content.fingerprint(preflight.data_parts(config))
     assert set(unknown.parts) == {"tokenizer"}
-    assert row_sources.load(config)[0] is row_sources.load(config)[0] is None and len(fetched) == 1
+    assert (
+        row_sources.load_rows(config)[0] is row_sources.load_rows(config)[0] is None
+        and len(fetched) == 1
+    )
     assert (
         text_hub.revision("yahma/Alpaca-Cleaned") == "abc" and text_hub.revision("yahma/a") is None
     )
@@ -194,12 +197,14 @@ def test_columns_of_a_whole_data_set_of_the_hub_are_counted_and_rows_are_read_fo
 
     stored("instruction", "input", "output", "id")
     config = typed_llm("dataset=alpaca_cleaned")
-    assert row_sources.load(config) == row_sources.LoadedRows(None, ignored={"id": 7})
+    assert row_sources.load_rows(config) == row_sources.LoadedRows(None, ignored={"id": 7})
     stored("instruction", "output", "system")
     with refused("llm.broken-rows", row=1) as caught:
-        row_sources.load(config)
+        row_sources.load_rows(config)
     assert find(str(caught.value), "llm.row-bears", column="system")
-    read = row_sources.load(typed_llm("dataset=alpaca_cleaned", "dataset.columns={system: null}"))
+    read = row_sources.load_rows(
+        typed_llm("dataset=alpaca_cleaned", "dataset.columns={system: null}")
+    )
     assert read.rows == [{"instruction": "x", "output": "x", "input": ""}] and read.ignored == {
         "system": 1
     }

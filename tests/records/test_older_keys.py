@@ -39,7 +39,7 @@ def test_a_value_by_which_all_runs_train_now_is_left_out_and_another_is_kept():
 def test_runs_of_a_version_that_had_the_key_group_with_those_of_today(tmp_path: Path):
     for seed, blocks in enumerate((None, "plain", "fused")):
         records.write(tmp_path / "sweep" / str(seed), older(blocks, seed=seed))
-    runs = load.read([tmp_path]).runs
+    runs = load.read_runs([tmp_path]).runs
     groups = grouping.by_setting(runs)
     assert sorted(sorted(run["seed"] for run in group) for group in groups.values()) == [
         [0, 1],

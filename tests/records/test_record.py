@@ -171,7 +171,7 @@ def test_a_cause_has_what_its_message_says_as_data(tmp_path: Path):
     run = records.as_run(records.vision(status="refused") | {"folder": str(tmp_path)})
     run.record.cause = Failure("refused", message)
     run_folder.write_result(run)
-    read = run_folder.read(tmp_path)
+    read = run_folder.read_run(tmp_path)
     assert (
         read is not None
         and read.record.cause is not None
@@ -196,7 +196,7 @@ def test_rank_files_come_by_rank(tmp_path: Path):
     for rank in (2, 0, 1):
         rank_files.write(tmp_path, VisionReport(rank=rank))
     rank_files.path_of(tmp_path, 3).write_text('{"rank":')  # cut off
-    assert [report.rank for report in rank_files.read(tmp_path)] == [0, 1, 2]
+    assert [report.rank for report in rank_files.read_reports(tmp_path)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("late", ["rank", "steps"])
@@ -212,9 +212,9 @@ def test_what_another_node_wrote_may_be_seen_late(
     }[late]
     hidden = path.rename(tmp_path / "hidden")
     monkeypatch.setattr(rank_files, "pause", lambda _: hidden.exists() and hidden.rename(path))
-    assert len(rank_files.read(tmp_path, expected=2)) == 2
+    assert len(rank_files.read_reports(tmp_path, expected=2)) == 2
     assert sorted(run_folder.merge_steps(tmp_path)["rank"].to_pylist()) == [0, 0, 1, 1]
-    assert len(rank_files.read(tmp_path, expected=2)) == 2  # merged: nothing is waited for
+    assert len(rank_files.read_reports(tmp_path, expected=2)) == 2  # merged: nothing is waited for
 
 
 def test_only_measurements_are_kept(tmp_path: Path):
@@ -403,7 +403,7 @@ def test_names_of_any_bytes_are_text_that_a_strict_reader_takes(tmp_path: Path):
     report = VisionReport(rank=0, input={"classes": names, names[0]: 1}, openmp={"OMP_X": names[1]})
     rank_files.write(tmp_path, report)
     assert rank_files.problem(tmp_path, 1) is None
-    (read,) = rank_files.read(tmp_path)
+    (read,) = rank_files.read_reports(tmp_path)
     assert read.input == {
         "classes": [r"caf\xe9", r"\xff\xfe", names[2], r"half \ud800"],
         r"caf\xe9": 1,
@@ -430,7 +430,7 @@ def test_a_report_that_cannot_be_read_is_missing_and_named(name: str, tmp_path: 
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    assert [report.rank for report in rank_files.read(tmp_path)] == [0, 2]
+    assert [report.rank for report in rank_files.read_reports(tmp_path)] == [0, 2]
     problem = rank_files.problem(tmp_path, 3)
     assert problem is not None and problem.code == "run.no-report"
     assert (problem.facts["rank"], problem.facts["ranks"]) == (1, 3) and problem.facts["reason"]

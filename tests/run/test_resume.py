@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(
     assert summary["step_s"]["count"] + summary["step_s"]["warmup_count"] == steps
     rows = cut.rows()
     # time counts once, that of an epoch before its stop too
-    for rank in rank_files.read(cut.folder):
+    for rank in rank_files.read_reports(cut.folder):
         assert sum(s.trained_s for s in rank.segments) == pytest.approx(rank.epochs[-1].ended_s)
         for epoch in rank.epochs:
             own = (rows["rank"] == rank.rank) & (rows["epoch"] == epoch.epoch)
@@ -136,7 +136,10 @@ def test_the_state_at_the_end_is_the_same_to_the_last_bit(
 def test_stops_beyond_the_end_and_before_the_start_and_a_partial_checkpoint(tmp_path: Path):
     run = case(tmp_path / "run", "epochs=1")
     assert run.start(stop_at=7) is None  # after the last step: the run ends
-    assert checkpoint.latest(run.folder) is None and len(rank_files.read(run.folder)[0].epochs) == 1
+    assert (
+        checkpoint.latest(run.folder) is None
+        and len(rank_files.read_reports(run.folder)[0].epochs) == 1
+    )
     run = case(tmp_path / "again", "epochs=1")
     assert run.start(stop_at=3) is None
     failure = run.start(stop_at=2)

@@ -53,7 +53,7 @@ def recorded(folder: Path, *words: str) -> Iterator[list[ScriptReport]]:
     with hooks.installed(recorder):
         yield reports
     recorder.close()
-    reports += rank_files.read(folder)
+    reports += rank_files.read_reports(folder)
 
 
 def seen_by(report: ScriptReport) -> str:
@@ -387,7 +387,7 @@ def test_two_threads_that_close_wait_for_the_report(
     threading.Thread(target=recorder.close).start()  # on the controller's word
     assert begun.wait(60)
     recorder.close()  # by the script's end
-    assert rank_files.read(tmp_path)[0].epochs[0].steps == 6
+    assert rank_files.read_reports(tmp_path)[0].epochs[0].steps == 6
 
 
 def test_ranks_may_join_after_steps_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -120,7 +120,7 @@ def test_runs_are_repeated_until_sure_and_the_advice_can_be_followed(
     assert (ended.returncode, ended.stderr) == (0, "") and says(
         ended.stdout, "repeat.ended", runs=4, cells=2
     )
-    (answer,) = answers(load.read([tmp_path / "out"]).runs)
+    (answer,) = answers(load.read_runs([tmp_path / "out"]).runs)
     assert answer.limit.command and answer.limit.command.endswith(
         "profile=kineto profile.window=start"
     )
@@ -286,7 +286,7 @@ def test_what_was_measured_before_a_stop_is_kept_and_a_long_wait_is_said(
         printed = process.communicate(timeout=60)[1]
     assert says(printed, "rank.goes-on", seconds=30)
     (made,) = (tmp_path / "out").glob("*/result.json")
-    run = run_folder.read(made.parent)
+    run = run_folder.read_run(made.parent)
     assert (
         run is not None
         and run.record.status == "interrupted"
@@ -333,5 +333,5 @@ if __name__ == "__main__":
     ended = command(*words, f"hydra.run.dir={tmp_path}/out", entry="measure_script.py")
     assert (ended.returncode, ended.stderr) == (0, "")
     (result,) = (tmp_path / "out").glob("*/result.json")
-    made = run_folder.read(result.parent)
+    made = run_folder.read_run(result.parent)
     assert made is not None and made.record.status == "ok" and made.record.samples_per_s

@@ -138,7 +138,7 @@ def test_nobody_recommends_more_ranks_that_train_copies(script: Script, tmp_path
     code = limits.APART.code
     assert says(ended.stdout, "notes.mark", mark="trained_apart", runs=1)
 
-    runs = sorted(load.read([tmp_path / "out"]).runs, key=lambda run: int(run["gpus"]))
+    runs = sorted(load.read_runs([tmp_path / "out"]).runs, key=lambda run: int(run["gpus"]))
     ranked = "\n".join(best.output(runs, None, Limits(), False, answers.sentences).lines(None))
     assert not says(ranked, "answer.run") and not says(ranked, "answer.impossible")
     (answer,) = answers.answers(runs)

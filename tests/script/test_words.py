@@ -14,7 +14,7 @@ from multicard.decide.race import command
 from multicard.script import words
 from multicard.script.run import exited
 from multicard.script.summary import axes
-from multicard.script.workload import WORKLOAD, check, code, describe
+from multicard.script.workload import WORKLOAD, check_script, code, describe
 from tests.conftest import typed_script
 from tests.helpers.messages import refused, remedies
 
@@ -280,4 +280,4 @@ def test_what_is_no_script_is_refused(
     elif content is not None:
         path.mkdir()
     with refused(code, key="script", value=str(path), **facts):
-        check(typed(f"script={path}"))
+        check_script(typed(f"script={path}"))

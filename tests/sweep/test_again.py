@@ -36,7 +36,7 @@ def test_a_disturbed_repetition_is_measured_once_more_and_kept(sweep: Measure, t
     assert not says(printed, "repeat.still-disturbed")
     (folder,) = tmp_path.glob("s/*bf16*-r4")
     assert (run_folder.read_json(folder / "result.json") or {})["repetition"] == 4
-    runs = [run for run in load.read([tmp_path / "s"]).runs if run["precision"] == "bf16"]
+    runs = [run for run in load.read_runs([tmp_path / "s"]).runs if run["precision"] == "bf16"]
     # the record of the first is kept
     assert sorted(run["repetition"] for run in runs) == [1, 2, 3, 4]
     assert sorted(run["repetition"] for run in undisturbed(runs)) == [1, 3, 4]

@@ -269,7 +269,7 @@ def test_memory_that_runs_out_lowers_it_and_a_later_command_takes_it(
     )
     (made,) = [path.parent for path in tmp_path.glob(f"*{key}={left},*/result.json")]
     written_ns = (made / run_folder.RESULT).stat().st_mtime_ns
-    run = run_folder.read(made)
+    run = run_folder.read_run(made)
     assert run is not None and run.record.config[key] == left and run.record.config["auto"] == key
     printed = called(*words, entry=entry)[1]
     kept = find(printed, "auto.chosen", key=key, value=left)

@@ -73,7 +73,7 @@ def test_what_is_measured_follows_the_recorded_order_and_tables_the_typed_one(
     shown = [cell.cfg.precision.name for cell in dry(THREE, "order=2").groups[0]]
     _, printed, first = sweep(THREE, "order=2", most=1)
     assert says(printed, "sweep.left", left=2, cells=3)
-    assert strict_yaml.read(tmp_path / "s" / "multirun.yaml")["order"] == "2"
+    assert strict_yaml.read_yaml(tmp_path / "s" / "multirun.yaml")["order"] == "2"
     _, printed, rest = sweep(THREE)  # as an interrupted command is typed again, or in other words
     assert [precision for precision, _, _ in [*first, *rest]] == shown != ["fp32", "bf16", "fp16"]
     rows = [line.split()[0] for line in printed.splitlines() if re.match("fp32|bf16|fp16", line)]

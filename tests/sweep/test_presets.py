@@ -94,7 +94,7 @@ def runs_of(folder: Path, *settings: dict[str, Any]) -> list[load.Run]:
         record["config"] |= setting
         record["axes"] |= {name: value for name, value in setting.items() if name == "layout"}
         records.put(folder / "sweep" / str(number), record)
-    return load.read([folder / "sweep"]).runs
+    return load.read_runs([folder / "sweep"]).runs
 
 
 @pytest.mark.parametrize(("other", "is_named"), [("fast", True), ("papers", False)])

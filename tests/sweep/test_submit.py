@@ -214,7 +214,7 @@ def test_a_job_of_several_tasks_a_node_measures_nothing(
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
     monkeypatch.setenv("SLURM_LOCALID", str(task))
     assert SlurmJob(WORKLOAD, composed("device=cpu"), tmp_path / "cell", None)() == "refused"
-    record = run_folder.read(tmp_path / "cell")
+    record = run_folder.read_run(tmp_path / "cell")
     assert (record is not None) is (node == task == 0)
     if record is not None:
         cause = record.record.cause
@@ -415,7 +415,7 @@ def test_jobs_that_slurm_holds_are_named_once_with_what_releases_them(
 
     monkeypatch.setattr(slurm, "queued", look)
     monkeypatch.setattr(slurm_wait, "pause", lambda _: None)
-    monkeypatch.setattr(run_folder, "read", lambda _: None)
+    monkeypatch.setattr(run_folder, "read_run", lambda _: None)
     held_cells = [cells.cell(number) for number in range(2)]
     with pytest.raises(KeyboardInterrupt):
         drive(slurm_wait.Queue(held_cells, {0: "4_0", 1: "4_1"}))
@@ -429,7 +429,7 @@ def test_a_job_of_whose_end_nobody_knows_is_named_once(
 ):
     monkeypatch.setattr(slurm, "queued", lambda _: {})
     monkeypatch.setattr(slurm, "ended", lambda _: {})
-    monkeypatch.setattr(run_folder, "read", lambda _: None)
+    monkeypatch.setattr(run_folder, "read_run", lambda _: None)
     queue = slurm_wait.Queue([cells.cell(0)], {0: "4_0"})
     for now_s in (0.0, 30.0, 61.0, 122.0):
         monkeypatch.setattr(slurm_wait, "clock_s", lambda now_s=now_s: now_s)

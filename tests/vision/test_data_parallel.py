@@ -195,7 +195,7 @@ def test_bytes_between_gpus_are_those_that_torch_copies(words: tuple[str, ...], 
     sizes = ("dataset.train_limit=75", "dataset.test_limit=21", "epochs=2", "model.width=0.35")
     config = typed(*SMALL, "strategy=dp", "gpus=2", *sizes, *words)
     (moved,) = on_ranks(1, "train_on_stand_ins", tmp_path, config, tmp_path, 0)
-    ranks, steps = rank_files.read(tmp_path), run_folder.merge_steps(tmp_path)
+    ranks, steps = rank_files.read_reports(tmp_path), run_folder.merge_steps(tmp_path)
     record: Any = records.as_record({"config": {}})
     summarise(record, config, Placement("cpu", "gloo", 1, False), ranks, steps)
     counted = {

@@ -223,7 +223,7 @@ def test_the_kept_model_has_the_records_accuracy(tmp_path: Path, called: Called)
     code, _ = called(*words, "save=model", "rerun=true")
     assert code == 0
     (path,) = tmp_path.rglob("result.json")
-    run = run_folder.read(path.parent)
+    run = run_folder.read_run(path.parent)
     assert run is not None and run.record.kind == "vision" and run.record.saved is not None
     assert run.record.saved.folder == "model" and run.record.saved.save_s > 0
     model = multicard.load_model(path.parent)

@@ -186,7 +186,7 @@ class CarriedPlan:
             (event for event in reversed(self.journal.entries) if event.get("ended") == name), {}
         )
         for option in progress.task.options:
-            run = run_folder.read(self.cells[name, option.gpus].folder)
+            run = run_folder.read_run(self.cells[name, option.gpus].folder)
             if run is not None and run.status == "oom":
                 self._require_more_gpus(progress.task.job, option.gpus)
             if run is not None and run.status in ("ok", "diverged") and progress.status != "ok":

@@ -159,7 +159,7 @@ class _FileKeys(Struct, forbid_unknown_fields=True):
 def read_jobs_file(path: Path) -> JobsFile:
     """Read a jobs file. A Refusal names the file, the key and the remedy."""
     try:
-        return parse_jobs(strict_yaml.read(path))
+        return parse_jobs(strict_yaml.read_yaml(path))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise Refusal(

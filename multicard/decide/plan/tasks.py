@@ -375,7 +375,7 @@ def _compose(entry: str, words: tuple[str, ...]) -> DictConfig:
     workload = workloads.of_entry(entry)
     switched_words = command_line.switched([*words], workload)
     overrides = command_line.overrides(switched_words)
-    command_line.check(overrides, workload)
+    command_line.check_overrides(overrides, workload)
     for override in overrides:
         if override.is_sweep_override():
             word = str(override.input_line)

@@ -66,7 +66,7 @@ class LoadedRows(NamedTuple):
     notes: RowNotes = RowNotes()
 
 
-def load(config: LlmConfig) -> LoadedRows:
+def load_rows(config: LlmConfig) -> LoadedRows:
     """Load the run's rows.
 
     Raises:

@@ -88,7 +88,7 @@ def chosen(config: LlmConfig) -> Template | None:
     return None if name is None else TEMPLATES[name]
 
 
-def check(config: LlmConfig) -> None:
+def check_template(config: LlmConfig) -> None:
     """Refuse a template that does not fit the data set."""
     data = config.dataset.name
     name = config.template_name
