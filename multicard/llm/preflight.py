@@ -148,7 +148,11 @@ def prepare(config: LlmConfig) -> Inputs:
         vocabulary = model_vocabulary(config, len(token_ranks or []))
         quantised.check_unquantised(config)
         models.check_weights(config.model, vocabulary)
-        are_trained = [] if loaded.held_out is None else loaded.held_out.are_trained(rows or ())
+        are_trained = list[bool]()
+        trained_prompts = 0
+        if loaded.held_out is not None:
+            are_trained = loaded.held_out.are_trained(rows or ())
+            trained_prompts = loaded.held_out.trained_prompts(rows or (), are_trained)
         _LATEST_INPUTS.clear()
         _LATEST_INPUTS[identity] = Inputs(
             rows,
@@ -162,7 +166,7 @@ def prepare(config: LlmConfig) -> Inputs:
             are_trained,
         )
         run_notices = [
-            *row_notices.of_held_out(config, loaded, sum(are_trained)),
+            *row_notices.of_held_out(config, loaded, sum(are_trained), trained_prompts),
             *row_notices.of_rows(loaded, last_alone),
         ]
         if rows is not None and not config.packed:

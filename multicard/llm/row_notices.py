@@ -5,6 +5,7 @@ from multicard.llm.data import columns, row_sources
 from multicard.messages import Message
 
 LISTED_NAMES = 8  # A notice lists at most this number of names.
+REPEATED_SHARE = 0.1  # Fewer held-out rows whose prompts are trained on are not worth a line.
 
 
 def of_rows(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
@@ -115,9 +116,14 @@ def of_rows(loaded: row_sources.LoadedRows, last_alone: int) -> list[Message]:
 
 
 def of_held_out(
-    config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int
+    config: LlmConfig, loaded: row_sources.LoadedRows, also_trained: int, trained_prompts: int
 ) -> list[Message]:
-    """Return the notices about held-out rows, or about their absence."""
+    """Return the notices about held-out rows, or about their absence.
+
+    Args:
+        also_trained: Number of held-out rows that are equal to a row that is trained on.
+        trained_prompts: Number of other held-out rows with the prompt of such a row.
+    """
     data = config.dataset
     if loaded.too_few:
         return [
@@ -171,6 +177,19 @@ def of_held_out(
                 f"{also_trained} of {count} held-out rows are equal to rows that are trained on:"
                 " the held-out loss is lower than on new rows",
                 rows=also_trained,
+                held_out=count,
+            )
+        )
+    # A question such as a greeting may well be asked a few times.
+    if trained_prompts >= REPEATED_SHARE * count:
+        messages.append(
+            Message(
+                "llm.prompts-trained",
+                f"{trained_prompts} of {count} held-out rows have a prompt that is also trained on,"
+                " with another answer: the held-out loss is lower than on new prompts. To measure"
+                " on new prompts, hold out rows of your own by dataset.test_files",
+                key="dataset.test_files",
+                rows=trained_prompts,
                 held_out=count,
             )
         )

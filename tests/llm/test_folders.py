@@ -416,6 +416,35 @@ def test_layers_that_a_method_would_not_quantise_are_refused(
         assert remedies(caught.value) == ["method=lora", "method=full"]
 
 
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("kind", "left", "count"),
+    [
+        ("llama", None, 0),
+        ("gpt2", "transformer.h.0.attn.c_attn", 8),
+        ("mixtral", "model.layers.0.mlp.experts.gate_up_proj", 4),
+    ],
+)
+def test_a_model_of_which_int4_would_leave_layers_is_neither_kept_nor_scored_in_int4(
+    checkpoint: Path, kind: str, left: str | None, count: int
+):
+    from multicard.llm.trl import checks, fake_quantisation
+
+    model = built(kind)
+    checks.check_quantised(model, typed_llm(*words_of(checkpoint, "method=full", "save=model")))
+    config = typed_llm(*words_of(checkpoint, "method=full", "save=int4"))
+    if left is None:
+        checks.check_quantised(model, config)
+        with fake_quantisation.in_int4(model, 32) as failures:
+            assert failures == []
+        return
+    with refused("llm.save-unquantised", key="save", first=left, count=count) as caught:
+        checks.check_quantised(model, config)
+    assert remedies(caught.value) == ["save=model"]
+    with pytest.raises(ValueError, match=left), fake_quantisation.in_int4(model, 32):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(

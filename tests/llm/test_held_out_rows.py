@@ -125,6 +125,43 @@ def test_rows_that_are_equal_to_trained_ones_are_counted_and_said(tmp_path: Path
     assert not says(said(words[0], alone, words[2]), "llm.also-trained")
 
 
+def asked_twice(rows: int, prompts: int, form: str) -> list[dict[str, Any]]:
+    """Rows that share so many prompts and have an answer each."""
+    found = list[dict[str, Any]]()
+    for n in range(rows):
+        prompt, answer = f"Say {n % prompts}.", f"It is {n}."
+        if form == "preference":
+            found.append({"prompt": prompt, "chosen": answer, "rejected": "No."})
+        elif form == "alpaca_cleaned":
+            found.append({"instruction": prompt, "output": answer})
+        else:
+            turns = [("user", prompt), ("assistant", answer)]
+            found.append({"messages": [{"role": role, "content": text} for role, text in turns]})
+    return found
+
+
+@pytest.mark.parametrize("form", ["preference", "alpaca_cleaned", "chat"])
+@pytest.mark.parametrize(("prompts", "repeated"), [(8, 8), (39, 0), (40, 0)])
+def test_held_out_rows_whose_prompts_are_trained_on_are_said(
+    form: str, prompts: int, repeated: int, tmp_path: Path
+):
+    """Pairs often come several to a prompt; one prompt of 40 that comes twice is not worth a line."""
+    rows = write(tmp_path / "rows.jsonl", asked_twice(40, prompts, form))
+    words = [f"dataset={form}", f"dataset.data_files={rows}", "dataset.split=0.2"]
+    words += ["method=dpo"] if form == "preference" else []
+    assert inputs(*words).are_trained == [False] * 8
+    if repeated:
+        assert says(said(*words), "llm.prompts-trained", rows=repeated, held_out=8)
+    else:
+        assert not says(said(*words), "llm.prompts-trained")
+
+
+def test_a_text_that_is_learnt_as_a_whole_has_no_prompt(tmp_path: Path):
+    rows = write(tmp_path / "rows.jsonl", [{"text": f"Once {n % 4} {n}."} for n in range(40)])
+    words = ("dataset=chat", "dataset.loss=all", f"dataset.data_files={rows}", "dataset.split=0.2")
+    assert not says(said(*words), "llm.prompts-trained")
+
+
 def test_the_embedded_tokenizer_is_as_without_a_split(data: str):
     with_split, without = (
         inputs("dataset=alpaca_cleaned", data, f"dataset.split={share}") for share in (0.2, 0)

@@ -15,6 +15,7 @@ from multicard.llm.data.split_rows import SplitRows
 from multicard.messages import Refusal
 
 HELD_OUT_SEED = 49  # The seed that draws held-out rows, whatever `seed` is.
+ANSWERS = ("output", "summary")  # The keys of answers in rows that a template formats.
 
 
 class HeldOutRows(NamedTuple):
@@ -35,6 +36,24 @@ class HeldOutRows(NamedTuple):
         texts = {json.dumps(row, sort_keys=True) for row in trained}
         return [json.dumps(row, sort_keys=True) in texts for row in self.rows]
 
+    def trained_prompts(
+        self, trained: Iterable[dict[str, Any]], are_trained: Sequence[bool]
+    ) -> int:
+        """Count the rows whose prompt is trained on too, but with another answer.
+
+        Sets of pairs often have several pairs for each prompt.
+
+        Args:
+            trained: the rows that are trained on.
+            are_trained: the rows that `are_trained` found, which are not counted again.
+        """
+        trained_prompts = {prompt_of(row) for row in trained} - {None}
+        return sum(
+            prompt_of(row) in trained_prompts
+            for row, is_trained in zip(self.rows, are_trained, strict=True)
+            if not is_trained
+        )
+
     def lines(self, are_trained: Sequence[bool]) -> str:
         """Return JSON lines: each row with its number as `row`, and `is_trained`.
 
@@ -44,6 +63,23 @@ class HeldOutRows(NamedTuple):
         for row, number, is_trained in zip(self.rows, self.numbers, are_trained, strict=True):
             lines.append(json.dumps({"row": number, "is_trained": is_trained} | row) + "\n")
         return "".join(lines)
+
+
+def prompt_of(row: dict[str, Any]) -> str | None:
+    """Return what is before the last answer of a row, as a text to compare.
+
+    None if the row has no prompt, or is learnt as a whole.
+    """
+    answers = [name for name in ANSWERS if name in row]
+    if answers:
+        return json.dumps({name: row[name] for name in row if name not in answers}, sort_keys=True)
+    parts = row.get("chosen") or row.get("pieces") or []
+    learnt = [place for place, part in enumerate(parts) if part.get("learnt")]
+    # Messages do not say what is learnt: the last one is the answer.
+    last = learnt[-1] if learnt else len(parts) - 1
+    if last <= 0 or all(part.get("learnt") for part in parts[:last]):
+        return None
+    return json.dumps([part["content"] for part in parts[:last]])
 
 
 def size(rows: int, share: float | None) -> int:

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from bitsandbytes.nn.modules import Linear4bit
+from torch import nn
 from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 
 from multicard.config.llm import Kernels, LlmConfig
 from multicard.config.llm_models import HfConfig
+from multicard.config.saving import TuningSave
 from multicard.llm import methods
 from multicard.llm.no_trace import without_trace
 from multicard.llm.trl.adapters import linears
@@ -21,24 +23,11 @@ from multicard.messages import Refusal
 
 
 def check_quantised(model: Any, config: LlmConfig) -> None:
-    """Refuse a method that would leave layers unquantised.
-
-    Methods quantise linears, but not experts whose weights are stacked in one tensor. torchao also
-    skips linears whose width the group size does not divide.
-    """
+    """Refuse a method, or an int4 model to keep, that would leave layers unquantised."""
     method = methods.chosen(config)
     if method.nf4 or method.fake_quantised:
         layer_type = Linear4bit if method.nf4 else Int8DynActInt4WeightQATLinear
-        text_ids = text_parameters(model)
-        unquantised = [
-            name for name, part in linears(model).items() if not isinstance(part, layer_type)
-        ]
-        unquantised += [
-            name
-            for name, weight in model.named_parameters()
-            # Stacked experts have three dimensions, and so have the kernels of convolutions.
-            if weight.dim() == 3 and "conv" not in name and id(weight) in text_ids
-        ]
+        unquantised = unquantised_layers(model, layer_type)
         if unquantised:
             further_remedy = ", or another method.groupsize" if method.fake_quantised else ""
             raise Refusal(
@@ -52,6 +41,36 @@ def check_quantised(model: Any, config: LlmConfig) -> None:
                 count=len(unquantised),
                 groups=method.fake_quantised,
             )
+    elif config.save is TuningSave.int4:
+        unquantised = unquantised_layers(model, nn.Linear)
+        if unquantised:
+            raise Refusal(
+                "llm.save-unquantised",
+                f"save=int4: would not quantise {unquantised[0]} (layers: {len(unquantised)});"
+                " use `save=model`",
+                key="save",
+                first=unquantised[0],
+                count=len(unquantised),
+            )
+
+
+def unquantised_layers(model: Any, layer_type: type[nn.Module]) -> list[str]:
+    """Return the layers that are not quantised if layers of this type are.
+
+    Experts whose weights are stacked in one tensor are no linears. torchao also skips linears whose
+    width the group size does not divide, and the layers of GPT-2.
+    """
+    text_ids = text_parameters(model)
+    unquantised = [
+        name for name, part in linears(model).items() if not isinstance(part, layer_type)
+    ]
+    unquantised += [
+        name
+        for name, weight in model.named_parameters()
+        # Stacked experts have three dimensions, and so have the kernels of convolutions.
+        if weight.dim() == 3 and "conv" not in name and id(weight) in text_ids
+    ]
+    return unquantised
 
 
 def check_kernels(model: Any, config: LlmConfig) -> None:

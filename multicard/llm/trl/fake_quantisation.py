@@ -14,6 +14,7 @@ from torchao.quantization.qat.linear import Int8DynActInt4WeightQATLinear
 from multicard.config.llm import LlmConfig
 from multicard.llm import int4, methods
 from multicard.llm.drawn_weights import DTYPES
+from multicard.llm.trl import checks
 
 
 def simulate_quantisation(model: Any, config: LlmConfig) -> None:
@@ -75,7 +76,13 @@ def in_int4(model: Any, groupsize: int) -> Iterator[list[Exception]]:
 
     Yields:
         The failures of single layers, as in `int4.computing`.
+
+    Raises:
+        ValueError: Layers would stay as they are, so that the loss would not be that of int4.
     """
+    unquantised = checks.unquantised_layers(model, nn.Linear)
+    if unquantised:
+        raise ValueError(f"{unquantised[0]} would not be quantised (layers: {len(unquantised)})")
     with int4.computing(int4.linears(model.base_model), groupsize) as failures:
         is_plain = type(model.get_output_embeddings()) is nn.Linear
         if (
