@@ -61,7 +61,8 @@ def only_wraps_images(part: Path) -> bool:
     below = list_folder(subfolder)
     if not below.has_images or below.folders:
         return False
-    part_name, name = part_names.parsed(part.name), part_names.parsed(subfolder.name)
+    part_name = part_names.parsed(part.name)
+    name = part_names.parsed(subfolder.name)
     is_same_kind = part_name is not None and name is not None and part_name.kind is name.kind
     return is_same_kind or is_image_folder(subfolder)
 
