@@ -21,7 +21,8 @@ from multicard.run.workload import settings
 from multicard.script.seen import accumulated
 
 # Facts about a rank that is sent its batches, or about the rank that draws those of all.
-OF_DRAWS = ("script.no-loader", "script.samples-unknown", "script.accumulated")
+SAMPLES_UNKNOWN = "script.samples-unknown"
+OF_DRAWS = ("script.no-loader", SAMPLES_UNKNOWN, "script.accumulated")
 
 
 def axes(config: Any, device: str) -> dict[str, Any]:
@@ -58,6 +59,7 @@ def summarise(
     codes = _seen(ranks)
     if _one_draws_for_all(ranks):
         codes = {sentence: code for sentence, code in codes.items() if code not in OF_DRAWS}
+        codes |= _unknown_samples(ranks)
     part = _trained_part(ranks)
     if part is not None:
         codes[str(part)] = part.code
@@ -175,6 +177,18 @@ def _one_draws_for_all(ranks: Sequence[ScriptReport]) -> bool:
     return any(rank.loads for rank in ranks) and any(
         not rank.loads and rank.grouped for rank in ranks
     )
+
+
+def _unknown_samples(ranks: Sequence[ScriptReport]) -> dict[str, str]:
+    """Return the sentence of a rank that draws, and does not know the samples of some steps.
+
+    A rank to which batches are sent knows none, which says nothing of the record's samples.
+    """
+    found = dict[str, str]()
+    for rank in ranks:
+        if rank.samples_unknown and SAMPLES_UNKNOWN in rank.seen_codes:
+            found[rank.seen[rank.seen_codes.index(SAMPLES_UNKNOWN)]] = SAMPLES_UNKNOWN
+    return found
 
 
 def _trained_part(ranks: Sequence[ScriptReport]) -> Message | None:

@@ -60,11 +60,11 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         tensors: All tensors by name. The names of nested dictionaries are joined by dots.
-        classes: The names of the classes in the order of the outputs. Empty if it has none.
+        names: Lists of names that may be the classes.
     """
 
     tensors: State
-    classes: list[str]
+    names: checkpoint_classes.SavedNames
 
 
 def read_checkpoint(path: Path, weights: str) -> Checkpoint:
@@ -84,7 +84,7 @@ def read_checkpoint(path: Path, weights: str) -> Checkpoint:
     state = dict(_tensors(content))
     if not state:
         raise _unreadable(path, weights, "it holds no named tensor")
-    return Checkpoint(state, checkpoint_classes.names_of(content))
+    return Checkpoint(state, checkpoint_classes.names_in(content))
 
 
 def _unreadable(path: Path, weights: str, why: str) -> Refusal:

@@ -15,7 +15,14 @@ import torch
 from multicard.config.vision import ModelConfig
 from multicard.machine import network
 from multicard.messages import Message, Refusal
-from multicard.vision import checkpoint_file, last_layer, model_names, models, older_names
+from multicard.vision import (
+    checkpoint_classes,
+    checkpoint_file,
+    last_layer,
+    model_names,
+    models,
+    older_names,
+)
 from multicard.vision.checkpoint_file import State
 from multicard.vision.kept_model import saved_classes
 
@@ -68,7 +75,8 @@ def load(
         return []
     if (file := models.weights_file(config)) is not None:
         checkpoint = checkpoint_file.read_checkpoint(file, config.weights)
-        saved_names = saved_classes(file) or _usable_names(checkpoint.classes, class_names)
+        saved_names = saved_classes(file)
+        saved_names = saved_names or checkpoint_classes.names_for(checkpoint.names, class_names)
         return fit(model, checkpoint.tensors, config, saved_names, class_names, image_size)
     if not model_names.has(config.name):
         raise Refusal(
@@ -80,15 +88,6 @@ def load(
         )
     fetch = _timm_state if model_names.is_timm(config.name) else _torchvision_state
     return fit(model, fetch(config, classes, image_size), config)
-
-
-def _usable_names(saved_names: Sequence[str], class_names: Sequence[str]) -> Sequence[str]:
-    """Return the names that a training script saved, if they can be compared with the data's.
-
-    If none is the same, they may be other words for the same classes (n01440764 and tench).
-    """
-    has_same = not {*saved_names}.isdisjoint(class_names)
-    return saved_names if has_same and len(saved_names) == len(class_names) else ()
 
 
 def fit(

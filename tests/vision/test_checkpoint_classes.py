@@ -43,6 +43,11 @@ HELD: dict[str, dict[str, Any]] = {
     "numbers as text": {"config": {"id2label": {str(n): name for n, name in enumerate(NAMES)}}},
     "hyperparameters": {"hyper_parameters": argparse.Namespace(lr=0.1, classes=NAMES)},
     "twice the same": {"classes": NAMES, "class_to_idx": NUMBERS},
+    "as MMPretrain 0.x has them": {"meta": {"CLASSES": tuple(NAMES)}},
+    "another key": {"label_map": NUMBERS},
+    "a list under another key": {"dls": {"vocab": NAMES}},
+    "another key beside other words": {"classes": ["n1", "n2", "n3"], "idx2label": NAMES},
+    "spelled otherwise": {"class_names": ["OWL", "Cat", " dog"]},
 }
 
 
@@ -61,6 +66,9 @@ OF_NO_USE: dict[str, dict[str, Any]] = {
     "another number of classes": {"classes": [*NAMES, "fox"]},
     "lists that differ": {"classes": NAMES, "names": NAMES[::-1]},
     "numbers that are not those of outputs": {"class_to_idx": {"cat": 3, "dog": 1, "owl": 2}},
+    "other keys that differ": {"vocab": NAMES, "labels": NAMES[::-1]},
+    "another key with other names": {"labels": [*NAMES[:2], "fox"]},
+    "the same names under a key of something else": {"hardest": NAMES},
     "no names": {"classes": 3, "names": [0.5, 1.5, 2.5], "id2label": {"a": "b"}},
 }
 
@@ -71,6 +79,21 @@ def test_names_that_say_nothing_of_the_outputs_are_not_used(name: str, tmp_path:
     content = OF_NO_USE[name] | {"model": state}
     notes, layer = loaded(tmp_path / "a.pth", content, sorted(NAMES))
     assert not notes and torch.equal(layer, state["fc.weight"])
+
+
+def test_numbers_under_another_key_are_not_taken_for_classes(tmp_path: Path):
+    state = trained()
+    content = {"model": state, "labels_to_skip": [2, 0, 1]}
+    notes, layer = loaded(tmp_path / "a.pth", content, ["0", "1", "2"])
+    assert not notes and torch.equal(layer, state["fc.weight"])
+
+
+def test_names_that_only_one_spelling_divides_are_compared_as_they_are(tmp_path: Path):
+    state = trained()
+    content = {"model": state, "classes": ["cat", "Cat", "dog"]}
+    (note,), layer = loaded(tmp_path / "a.pth", content, ["Cat", "cat", "dog"])
+    assert note.code == "weights.last-layer-reordered"
+    assert torch.equal(layer, state["fc.weight"][[1, 0, 2]])
 
 
 def test_a_class_that_the_data_lack_makes_the_last_layer_new(tmp_path: Path):

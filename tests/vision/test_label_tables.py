@@ -356,3 +356,15 @@ def test_a_class_without_an_image_that_can_be_read_is_no_folder_of_notes(
         (root / "dog" / file).write_bytes(b"image")
     with refused("photographs.empty-class", key="dataset.root", name="dog"):
         datasets.check(options(root, "dataset.split=0.2"))
+
+
+@pytest.mark.parametrize("column", ["partition", "Subset"])
+def test_a_column_of_parts_is_not_offered_as_classes(column: str, tmp_path: Path):
+    root = archive(tmp_path / "root", "img_align")
+    table(root, "list_eval_partition.csv", f"image_id,{column}", lambda p, n: f"{p.name},{n % 3}")
+    with refused("photographs.one-class", classes=["img_align"]):
+        datasets.check(options(root, "dataset.split=0.5"))
+    table(root, "z.csv", f"image_id,{column},Male", lambda p, n: f"{p.name},{n // 4},{n % 2}")
+    with refused("photographs.table-of-classes", table=str(root / "z.csv")) as refusal:
+        datasets.check(options(root, "dataset.split=0.5"))
+    assert "label: Male" in str(refusal.value.message.facts["remedy"])

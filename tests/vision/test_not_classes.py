@@ -311,3 +311,35 @@ def test_the_folder_that_alone_holds_classes_is_offered(tmp_path: Path, capsys: 
     said = find(capsys.readouterr().out, "photographs.folders-in-classes", key="dataset.root")
     remedy = str(said.facts["remedy"])
     assert parts(root, *shlex.split(remedy), "dataset.split=0.5")[4] == ["cat", "dog"]
+
+
+# Dogs vs. Cats, and the German traffic signs, as their archives are unpacked
+WRAPPED = {
+    "folders named as their part": (["train/train", "test1/test1"], ["test1", "train"]),
+    "archives": (["train_zip/train", "test_zip/test"], ["test_zip", "train_zip"]),
+    "folders named as images": (["train/images", "valid/images"], ["train", "valid"]),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_folder_that_only_wraps_a_parts_images_is_no_class(name: str, tmp_path: Path):
+    folders, named = WRAPPED[name]
+    root = put(tmp_path / "root", *folders)
+    with refused("photographs.part-without-classes", parts=named):
+        datasets.check(options(root))
+
+
+@pytest.mark.parametrize("wrapper", ["Test/Test", "Test/images"])
+def test_wrapped_images_of_a_part_to_test_on_are_not_read(wrapper: str, tmp_path: Path):
+    root = put(tmp_path / "root", *within("Train"), wrapper)
+    with refused("photographs.test-unlabelled", parts=["Test"]) as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(remedy), "dataset.split=0.5")[2:] == (2, 2, ["cat", "dog"])
+    assert left(root, "dataset.split=0.5") == {"Test/": 2}
+
+
+def test_the_only_class_of_a_part_to_test_on_is_not_taken_for_a_wrapper(tmp_path: Path):
+    root = put(tmp_path / "root", *within("train"), "test/cat")
+    with refused("photographs.other-classes", classes=["dog"]):
+        datasets.check(options(root))

@@ -58,3 +58,20 @@ def test_other_texts_are_no_lists(line: str, tmp_path: Path):
     write(root / "notes.txt", line)
     with refused("photographs.one-class"):
         datasets.check(options(root, "dataset.split=0.5"))
+
+
+@pytest.mark.parametrize("name", ["list_eval_partition", "train_test_split", "splits"])
+def test_a_list_of_parts_is_not_offered_as_classes(name: str, tmp_path: Path):
+    root = put(tmp_path / "root", "img_align", count=6)
+    names = [f"{number}.png" for number in range(6)]
+    write_list(root / f"{name}.txt", names)
+    with refused("photographs.one-class", classes=["img_align"]):
+        datasets.check(options(root, "dataset.split=0.5"))
+    write_list(root / "z_identity.txt", names)
+    assert read_as_offered(root)[2:] == (4, 2, ["0", "1"])
+
+
+def test_a_list_of_a_part_of_a_split_has_classes(tmp_path: Path):
+    root = put(tmp_path / "root", "images", count=10)
+    write_list(root / "train_split1.txt", [f"{number}.png" for number in range(10)])
+    assert read_as_offered(root)[2:] == (8, 2, ["0", "1"])

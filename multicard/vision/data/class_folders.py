@@ -45,6 +45,7 @@ from multicard.vision.data.masks import (
     separate_masks,
 )
 from multicard.vision.data.not_classes import (
+    only_wraps_images,
     part_kinds_in,
     require_classes,
     require_classes_not_parts,
@@ -133,6 +134,7 @@ def _parts_by_name(
     with_images = _folders_without_classes(
         [folder for folder in listings if listings[folder].has_images], listings, part_kinds
     )
+    with_images += [folder for folder in part_kinds if only_wraps_images(folder)]
     if any(part_kinds.get(folder) is PartKind.train for folder in with_images):
         require_no_masks_of_parts(root, with_images)
         raise _part_without_classes_refusal(root, with_images)

@@ -76,10 +76,14 @@ def group_similar_names(names: Sequence[str]) -> list[list[str]]:
     """
     groups = defaultdict[str | float, list[str]](list)
     for name in names:
-        if NUMBER.fullmatch(name):
-            groups[float(name)].append(name)
-        else:
-            # accents are a letter with it, or one behind it, as macOS writes them
-            plain = unicodedata.normalize("NFC", name).casefold()
-            groups[re.sub(r"[ _-]+", " ", plain).strip()].append(name)
+        groups[without_spelling(name)].append(name)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def without_spelling(name: str) -> str | float:
+    """Return what is the same for names that differ only in spelling."""
+    if NUMBER.fullmatch(name):
+        return float(name)
+    # Accents are a letter with it, or one behind it, as macOS writes them.
+    plain = unicodedata.normalize("NFC", name).casefold()
+    return re.sub(r"[ _-]+", " ", plain).strip()

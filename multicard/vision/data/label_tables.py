@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
+from multicard.records.part_columns import SPLITS
 from multicard.vision.data.data_parts import WRITE_A_TABLE, DataPart, PartSamples
 from multicard.vision.data.folder_contents import (
     are_numbered,
@@ -167,7 +168,8 @@ def compare_with_images(
     possible_labels = list[str]()
     matching_columns = set[str]()
     for name, values in columns.items():
-        if name == image or not name.strip():
+        # A column that divides the rows into parts holds no classes, even if its values repeat.
+        if name == image or not name.strip() or name.strip().lower() in SPLITS:
             continue
         by_folder = dict[str, set[str]]()
         for key, value, is_there in zip(keys[image], values, is_named, strict=True):

@@ -48,6 +48,25 @@ def part_kinds_in(listing: FolderListing) -> set[PartKind]:
     return {part.kind for part in part_names.named(listing.names).values()}
 
 
+def only_wraps_images(part: Path) -> bool:
+    """Tell whether a part's only subfolder holds its images, and is no class by its name.
+
+    It is named as a part of the same kind (train/train/1.jpg), or as images (test/images/1.jpg).
+    """
+    inner = innermost_folder(part)
+    listing = list_folder(inner)
+    if listing.has_images or len(listing.folders) != 1:
+        return False
+    (subfolder,) = listing.folders
+    below = list_folder(subfolder)
+    if not below.has_images or below.folders:
+        return False
+    part_name = part_names.parsed(part.name)
+    name = part_names.parsed(subfolder.name)
+    is_same_kind = part_name is not None and name is not None and part_name.kind is name.kind
+    return is_same_kind or is_image_folder(subfolder)
+
+
 def shared_folders(filled_folders: Mapping[Path, FolderListing]) -> list[str]:
     """Return the subfolder names that these folders share, if there are at least two.
 

@@ -32,6 +32,7 @@ from multicard.vision.data import (
     sample_sources,
 )
 from multicard.vision.data.data_parts import (
+    OR_USE_A_TABLE,
     DataPart,
     PartSamples,
     train_and_tests,
@@ -151,7 +152,7 @@ def _require_a_test(
         )
     if tests or config.split is not None:
         return
-    _require_two_classes(train.read().classes, f"dataset.root={root}")
+    _require_two_classes(train.read(), f"dataset.root={root}")
     # The names show whether folders were wrongly taken for classes.
     classes = train.read().classes[:10]
     above = None
@@ -226,17 +227,26 @@ def _require_classes(samples: list[PartSamples], chosen_parts: list[DataPart], p
             classes=differing_classes,
             alike=similar_names,
         )
-    _require_two_classes(names, place)
+    _require_two_classes(samples[0], place)
 
 
-def _require_two_classes(names: list[str], place: str) -> None:
-    if len(names) == 1:
-        raise Refusal(
-            "photographs.one-class",
-            f"{place}: has only one class, {names[0]}; add images of a second class",
-            key="dataset.root",
-            classes=names,
+def _require_two_classes(samples: PartSamples, place: str) -> None:
+    if len(samples.classes) != 1:
+        return
+    (name,) = samples.classes
+    found = f"has only one class, {name}; add images of a second class"
+    image = samples.images[0]
+    if isinstance(image, Path) and name in (folder.name for folder in image.parents):
+        found = (
+            f"has all images in one folder, {name}, and a folder is a class; put the images of"
+            f" each class into a folder of that class, {OR_USE_A_TABLE}"
         )
+    raise Refusal(
+        "photographs.one-class",
+        f"{place}: {found}",
+        key="dataset.root",
+        classes=samples.classes,
+    )
 
 
 def _one_part_alone(samples: list[PartSamples], parts: list[str]) -> str:

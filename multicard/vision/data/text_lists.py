@@ -19,6 +19,10 @@ from multicard.vision.data.folder_contents import is_hidden, is_note_folder, vis
 
 TEXT_LIST = ".txt"
 MOST_LISTS = 20  # If a folder has more texts, none of them is looked at.
+# Words in the name of a list whose numbers may be parts: CelebA's list_eval_partition.txt. A list
+# of a split's own part has classes, such as train_split1.txt.
+PARTITION = re.compile(r"partitions?", re.IGNORECASE)
+SPLIT = re.compile(r"splits?", re.IGNORECASE)
 LINE = re.compile(r"\s*(?P<image>\S.*?)\s+\d+\s*")
 # Writes the names of the columns above, and each line as "image",number.
 TO_TABLE = r's/^[[:space:]]*(.*[^[:space:]])[[:space:]]+([0-9]+)[[:space:]]*$/"\1",\2/'
@@ -47,7 +51,14 @@ def lists_refusal(root: Path) -> Refusal | None:
 def _candidates(folder: Path) -> list[Path]:
     """Return the texts in a folder. If there are many, they are labels of an image each."""
     texts = [path for path in sorted(folder.glob(f"*{TEXT_LIST}")) if not is_hidden(path.name)]
-    return texts if len(texts) <= MOST_LISTS else []
+    return [path for path in texts if not _lists_parts(path)] if len(texts) <= MOST_LISTS else []
+
+
+def _lists_parts(path: Path) -> bool:
+    """Tell by its name whether a list gives images their part instead of their class."""
+    if PARTITION.search(path.stem):
+        return True
+    return SPLIT.search(path.stem) is not None and part_names.parsed(path.stem) is None
 
 
 def _lists_images(path: Path, root: Path) -> bool:
