@@ -16,7 +16,7 @@ from multicard.config.placement import place
 from multicard.config.vision import VisionConfig
 from multicard.llm import workload as llm
 from multicard.run.workload import Workload
-from multicard.sweep import cells
+from multicard.sweep import cell_checks, dry_run
 from multicard.sweep.cells import Sweep
 from multicard.vision import workload as vision
 from tests.conftest import ROOT, Called, has_dali
@@ -38,9 +38,9 @@ def plan(called: Called, monkeypatch: pytest.MonkeyPatch) -> Plan:
 
     def planned(*words: str, entry: str) -> list[RunConfig]:
         seen: list[Sweep] = []
-        monkeypatch.setattr(cells, "dry_run", lambda sweep, *_, **__: seen.append(sweep))
+        monkeypatch.setattr(dry_run, "show", lambda sweep, *_, **__: seen.append(sweep))
         # the data need not be on this machine
-        monkeypatch.setattr(cells, "check_cells", lambda *_, **__: None)
+        monkeypatch.setattr(cell_checks, "check_cells", lambda *_, **__: None)
         code, printed = called(*words, "dry_run=true", entry=entry)
         assert code == 0, printed
         (sweep,) = seen
