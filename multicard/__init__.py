@@ -56,4 +56,4 @@ def load(*folders: str | PathLike[str], price: float | None = None) -> "Runs":
     """
     from multicard import repository  # Ranks import this package too, and do not need analysis.
 
-    return repository.module("analysis.notebook").read(*folders, price=price)
+    return repository.module("analysis.notebook").read_runs(*folders, price=price)

@@ -147,9 +147,11 @@ class Everywhere:
 KINDS = ("training", "tuning", "script")
 
 
-@pytest.fixture(params=WORLDS)
-def everywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Everywhere:
-    folder = WORLDS[request.param](tmp_path)
+@pytest.fixture(params=WORLDS, scope="module")  # a world is read once for all tests of a worker
+def everywhere(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Everywhere:
+    folder = WORLDS[request.param](tmp_path_factory.mktemp("world"))
     runs = load.read_runs([folder]).runs
     (answer,) = answers.answers(runs)
     printed = best.output(runs, None, Limits(), False, answers.sentences)

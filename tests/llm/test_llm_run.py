@@ -68,7 +68,11 @@ def test_every_method_tunes_on_rows_of_a_template(tuned: Measured, method: str, 
 
 @pytest.mark.parametrize(
     ("method", "gpus"),
-    [*(pytest.param(method, 2, marks=pytest.mark.core) for method in METHODS), ("lora", 4)],
+    [
+        *(pytest.param(method, 2, marks=pytest.mark.core) for method in ("lora", "dpo")),
+        *((method, 2) for method in METHODS if method not in ("lora", "dpo")),
+        ("lora", 4),
+    ],
 )
 def test_communication_bytes_in_closed_form(tuned: Measured, method: str, gpus: int):
     result = ok(tuned(f"method={method}", f"gpus={gpus}", "dataset.rows=80", FIXED, "max_steps=3"))

@@ -30,11 +30,14 @@ def test_the_words_of_the_new_start(words: str, left: str):
     assert program.without_optimisation(words.split()) == left.split()
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize(
     ("start", "variables"),
-    [("-OO -m analysis", {}), ("-m multicard", {"PYTHONOPTIMIZE": "2"}), ("-O -m multicard", {})],
+    [
+        pytest.param("-OO -m analysis", {}, marks=pytest.mark.core),
+        ("-m multicard", {"PYTHONOPTIMIZE": "2"}),
+        ("-O -m multicard", {}),
+    ],
 )
 def test_figures_are_drawn_though_docstrings_were_to_be_left_out(
     start: str, variables: dict[str, str], tmp_path: Path

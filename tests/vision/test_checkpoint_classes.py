@@ -113,7 +113,12 @@ def test_quantized_weights_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["timm/vit_tiny_patch16_224", "timm/deit_tiny_distilled_patch16_224", "vit_b_32"]
+    "name",
+    [
+        "timm/vit_tiny_patch16_224",
+        "timm/deit_tiny_distilled_patch16_224",
+        pytest.param("vit_b_32", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(("saved", "wanted"), [(64, 96), (96, 64)])
 def test_weights_for_images_of_another_size_are_refused_with_it(
