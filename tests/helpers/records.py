@@ -480,7 +480,7 @@ def write(
     )
     if step_columns is not None:
         pq.write_table(pa.table(step_columns), folder / "steps.parquet")
-    (folder / "result.json").write_text(json.dumps(record, indent=1))
+    (folder / "result.json").write_text(json.dumps(record))
     return folder
 
 
