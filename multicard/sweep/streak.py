@@ -17,6 +17,7 @@ IN_A_ROW = 3  # This many failures of one cause end a sweep.
 EVERYWHERE = ("disk", "tracker", "record")  # Failures of these kinds do not depend on the cell.
 # Codes of refusals because a folder cannot be written to.
 UNWRITABLE = ("folder.unwritable", "job.log-unwritable")
+SCRIPT = "script"  # A missing script is as missing data: cells with another one may run.
 OTHER_CODE = "job.other-code"  # Code of the refusal of a job whose code was changed.
 
 
@@ -50,8 +51,8 @@ class Streak:
     def ends(self, left: Sequence[Cell]) -> bool:
         """Return True if there are cells left, and they would fail for the same cause.
 
-        A refusal of the data suffices if this machine would refuse all other cells with the same
-        words.
+        A refusal of the data suffices if this machine would refuse the data of all other cells with
+        the same words.
         """
         if not left or not self.cells:
             return False
@@ -60,7 +61,12 @@ class Streak:
         if not self.cause.startswith("data"):
             return False
         reason = _failure(self.cells[-1]).message
-        return all(prepare.problem_of(cell.workload, cell.config) == reason for cell in left)
+        # Reading a large folder takes a while, so one of several cells with the same data is asked.
+        cell_by_data = {_all_about_data(cell): cell for cell in left}
+        return all(
+            prepare.problem_of(cell.workload, cell.config) == reason
+            for cell in cell_by_data.values()
+        )
 
     def error(self) -> SameFailureError:
         cause = _failure(self.cells[-1])
@@ -118,11 +124,19 @@ def cause_of(cell: Cell) -> str:
         return "code"
     # The message of a refusal without a code begins with its key.
     key = cause.key or re.split("[=:]", cause.message)[0]
-    return f"data, {key}" if key in schema.keys(Role.input) else ""
+    return f"data, {key}" if key in (SCRIPT, *schema.keys(Role.input)) else ""
 
 
 def _data(cell: Cell) -> tuple[str, ...]:
     """Return the values of the keys that decide which data the cell reads."""
     return tuple(
-        str(OmegaConf.select(cell.cfg, key)) for key in ("dataset.name", *schema.keys(Role.input))
+        str(OmegaConf.select(cell.cfg, key))
+        for key in ("dataset.name", SCRIPT, *schema.keys(Role.input))
     )
+
+
+def _all_about_data(cell: Cell) -> str:
+    """Return the keys of the data set with their values, and the other keys of `_data`."""
+    data_set = OmegaConf.select(cell.cfg, "dataset")
+    content = "" if data_set is None else OmegaConf.to_yaml(data_set)
+    return "\n".join([content, *_data(cell)])
