@@ -75,7 +75,7 @@ def optional_groups(workload: Workload) -> list[str]:
     return [group for group, option in _defaults(workload).items() if option is None]
 
 
-@cache  # A command asks many times, and reading the file takes 20 ms.
+@cache  # A command asks many times, and reading the file takes 4 ms.
 def _defaults(workload: Workload) -> Mapping[str, str | None]:
     """Return the entry's default option of each group."""
     entries = (

@@ -149,7 +149,7 @@ def lines_to_load(folder: Path) -> list[str]:
             f"model = transformers.{info.reader}.from_pretrained({str(model_folder)!r}, {options})"
         )
         return ["import transformers", model, *_quantising_lines(info), tokenizer]
-    lines = peft_layers.lines()
+    lines = peft_layers.python_lines()
     if info.nf4:
         values = ", ".join(f"{name}={value!r}" for name, value in _nf4_options(info).items())
         lines.append(f"nf4 = transformers.BitsAndBytesConfig({values})")

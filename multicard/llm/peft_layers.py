@@ -29,7 +29,7 @@ def _always(result: object) -> Callable[..., object]:
     return lambda *_, **__: result
 
 
-def lines() -> list[str]:
+def python_lines() -> list[str]:
     """Return lines of Python that do the same without multicard, for the rest of a program."""
     modules = ", ".join(name.rpartition(".")[0] for name in REPLACED)
     replacements = [f"{name} = lambda *_, **__: {result}" for name, result in REPLACED.items()]

@@ -151,14 +151,14 @@ def tune_and_compare(rank: Rank, config: LlmConfig, folder: Path, cfg: dict[str,
     """
     from multicard.llm.trl import checks
 
-    check, found = checks.check_rows, {}
+    check, found = checks.check_logits, {}
 
     def compared(model: Any, config: LlmConfig) -> None:
         before = traces.snapshot(model)
         check(model, config)
         found.update(changed=traces.changes(before, traces.snapshot(model)), compared=len(before))
 
-    with mock.patch.object(checks, "check_rows", compared):
+    with mock.patch.object(checks, "check_logits", compared):
         tune.tune(rank, config, folder, cfg)
     torch.save(found, folder / f"{rank.rank}.pt")
 

@@ -348,11 +348,11 @@ def test_a_model_that_reads_packed_rows_as_one_is_refused(checkpoint: Path, kind
         typed_llm(*words_of(checkpoint, "packed=true", "max_seq_len=64")),
     )
     if packs:
-        checks.check_rows(model, config)
+        checks.check_logits(model, config)
     else:
         with refused("llm.folder-packed", key="packed"):
-            checks.check_rows(model, config)
-    checks.check_rows(model, typed_llm(*words_of(checkpoint)))
+            checks.check_logits(model, config)
+    checks.check_logits(model, typed_llm(*words_of(checkpoint)))
     assert model.training
 
 
@@ -362,7 +362,7 @@ def test_a_model_that_reads_later_tokens_is_refused(checkpoint: Path):
     from multicard.llm.trl import checks
 
     with refused("llm.folder-not-causal", key="model.path", value=str(checkpoint)):
-        checks.check_rows(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
+        checks.check_logits(with_head(built("bert")), typed_llm(*words_of(checkpoint)))
 
 
 @pytest.mark.slow
@@ -374,12 +374,12 @@ def test_a_model_that_trls_loss_does_not_read_as_it_is_is_refused(checkpoint: Pa
     with refused(
         "llm.folder-unread", key="model.path", value=str(checkpoint), reader="TRL"
     ) as caught:
-        checks.check_rows(with_head(built("llama4_text")), config)
+        checks.check_logits(with_head(built("llama4_text")), config)
     assert "last_hidden_state" in caught.value.facts["reason"]
     capped = with_head(built("llama"))
     capped.lm_head.register_forward_hook(lambda _, __, logits: 10 * (logits / 10).tanh())
     with refused("llm.folder-logits", key="model.path", value=str(checkpoint)):
-        checks.check_rows(capped, config)
+        checks.check_logits(capped, config)
 
 
 @pytest.mark.slow

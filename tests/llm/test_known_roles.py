@@ -79,12 +79,17 @@ def test_a_template_that_knows_the_role_keeps_it_and_one_that_knows_none_is_refu
     assert find(str(caught.value), "llm.chat-unwritten", message=3, column="content")
 
 
+def public_template(name: str) -> str:
+    """A public model's chat template, which TRL has too."""
+    spec = find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
 @NEEDS_TRL
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "glm4moe", "gptoss"])
 def test_templates_of_public_models_read_results_of_the_role_function(name: str, tmp_path: Path):
-    spec = find_spec("trl")
-    assert spec is not None and spec.origin is not None
-    template = (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    template = public_template(name)
     assert texts(tmp_path, template, row("function")) == texts(tmp_path, template, row("tool"))
 
 
@@ -120,9 +125,7 @@ def test_a_later_message_of_the_developer_is_refused_if_the_template_leaves_it_o
 @NEEDS_TRL
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "gemma3", "glm4moe"])
 def test_templates_of_public_models_read_the_developer_as_the_system(name: str, tmp_path: Path):
-    spec = find_spec("trl")
-    assert spec is not None and spec.origin is not None
-    template = (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    template = public_template(name)
     assert texts(tmp_path, template, told("developer")) == texts(tmp_path, template, told("system"))
 
 

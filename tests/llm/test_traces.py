@@ -101,14 +101,14 @@ def test_the_check_of_rows_changes_nothing(
         "_convert_weight_packed_for_cpu",
         lambda *_: pytest.fail("weights were packed for inference"),
     )
-    seen, check = list[dict[str, Any]](), checks.check_rows
+    seen, check = list[dict[str, Any]](), checks.check_logits
 
     def compared(model: Any, config: Any) -> None:
         seen.append(traces.snapshot(model))
         check(model, config)
         seen.append(traces.snapshot(model))
 
-    monkeypatch.setattr(checks, "check_rows", compared)
+    monkeypatch.setattr(checks, "check_logits", compared)
     random.seed(1)
     np.random.seed(1)
     tuned_here(tmp_path / "run", *words_of(checkpoint, *words))

@@ -73,7 +73,7 @@ def run(
             lambda: torch.zeros(1)
         ),
         "multicard.llm.trl.models.read_weights": lambda *_: None,
-        "multicard.llm.trl.checks.check_rows": lambda *_: None,  # It reads values.
+        "multicard.llm.trl.checks.check_logits": lambda *_: None,  # It reads values.
         **torch_internals.TRL_WITHOUT_VALUES,
         **nf4_layers.WITHOUT_VALUES,
         **(torch_internals.TRL_ON_GPU | nf4_layers.ON_GPU if device.type == "cuda" else {}),

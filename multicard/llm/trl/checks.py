@@ -91,7 +91,7 @@ def check_kernels(model: Any, config: LlmConfig) -> None:
         )
 
 
-def check_rows(model: Any, config: LlmConfig) -> None:
+def check_logits(model: Any, config: LlmConfig) -> None:
     """Refuse a model whose training would not compute what was asked for.
 
     Three things may be wrong:

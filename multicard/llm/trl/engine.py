@@ -310,7 +310,7 @@ def prepared(probe: Probe, cfg: dict[str, Any], run_cfg: DictConfig) -> Iterator
     trainer.train()
     fake_quantisation.quantise_output(trainer.model)
     if isinstance(config.model, HfConfig):
-        checks.check_rows(trainer.model_wrapped, config)
+        checks.check_logits(trainer.model_wrapped, config)
     yield TrlEngine(trainer, probe, feed)
 
 
