@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from multicard.llm import methods, preflight
+from multicard.llm import methods, peft_layers, preflight
 from multicard.llm.method_options import ATTENTION, FEED_FORWARD, LoraConfig
 from tests.conftest import typed_llm
 from tests.helpers.messages import refused, remedies
@@ -81,9 +81,10 @@ def test_peft_adapts_every_linear_but_the_output(checkpoint: Path, kind: str, co
     from multicard.llm.trl import adapters
 
     model: Any = built(kind)
-    adapted = peft.get_peft_model(
-        model, adapters.adapter_config(model, typed_llm(*words_of(checkpoint, ALL)))
-    )
+    with peft_layers.adapted_as_named():
+        adapted = peft.get_peft_model(
+            model, adapters.adapter_config(model, typed_llm(*words_of(checkpoint, ALL)))
+        )
     names = {
         name.partition(".lora_A")[0] for name, _ in adapted.named_parameters() if ".lora_A" in name
     }
