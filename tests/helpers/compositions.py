@@ -2,8 +2,9 @@
 and groups alone make is made once a process.
 """
 
+import pickle
 from collections.abc import Sequence
-from copy import copy, deepcopy
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,10 @@ from omegaconf import DictConfig
 _Loader = config_loader_impl.ConfigLoaderImpl
 _merge = _Loader._compose_config_from_defaults_list
 _load = ConfigRepository.load_config
-_files: dict[Any, Any] = {}
+# Of files and configurations their pickles: reading one is five times as fast as `deepcopy`.
+_files: dict[Any, bytes] = {}
 _lists: dict[Any, DefaultsList] = {}
-_configs: dict[Any, DictConfig] = {}
+_configs: dict[Any, bytes] = {}
 
 
 def _sources(repo: IConfigRepository) -> tuple[str, ...]:
@@ -33,8 +35,8 @@ def _sources(repo: IConfigRepository) -> tuple[str, ...]:
 def _loaded(self: ConfigRepository, config_path: str) -> Any:
     key = (*_sources(self), config_path)
     if key not in _files:
-        _files[key] = _load(self, config_path)
-    return deepcopy(_files[key])  # its nodes become those of what is composed
+        _files[key] = pickle.dumps(_load(self, config_path))
+    return pickle.loads(_files[key])  # its nodes become those of what is composed
 
 
 def _share(self: CachingConfigRepository, delegate: Any) -> None:
@@ -63,8 +65,8 @@ def _defaults_list(
 def _merged(loader: Any, defaults: Sequence[ResultDefault], repo: IConfigRepository) -> DictConfig:
     key = (_sources(repo), *map(repr, defaults))
     if key not in _configs:
-        _configs[key] = _merge(loader, [*defaults], repo)
-    return deepcopy(_configs[key])
+        _configs[key] = pickle.dumps(_merge(loader, [*defaults], repo))
+    return pickle.loads(_configs[key])
 
 
 def keep() -> None:
