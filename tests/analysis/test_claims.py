@@ -35,16 +35,27 @@ def judged(folder: Path, *names: str, mix: bool = False) -> list[ClaimVerdict]:
     return judge(runs_of(folder), mix, named(names))
 
 
-# Claims of each kind, tested without the slow tests too
+# A claim of each kind. `make test` tries these in all worlds; `make test-all` tries all claims.
 OF_EACH_KIND = {(one.experiment, one.needs, one.counted): one.name for one in CLAIMS}.values()
+
+
+def slow_unless(is_quick: bool) -> list[pytest.MarkDecorator]:
+    return [] if is_quick else [pytest.mark.slow]
 
 
 def table2(folder: Path, x: float = 2.5, **changes: Any) -> None:
     write(folder, "table2", *CASES["fp16-over-fp64"].at(x), **changes)
 
 
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("name", [claim.name for claim in CLAIMS])
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        pytest.param(
+            one.name, state, marks=slow_unless(state == "fails" or one.name in OF_EACH_KIND)
+        )
+        for one, state in product(CLAIMS, STATES)
+    ],
+)
 def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path: Path):
     case, (claim,) = CASES[name], named([name])
     write(tmp_path, claim.experiment, *case.at(getattr(case, state)))
@@ -59,10 +70,7 @@ def test_a_claim_is_judged_by_what_was_measured(name: str, state: str, tmp_path:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(one.name, marks=[] if one.name in OF_EACH_KIND else pytest.mark.slow)
-        for one in CLAIMS
-    ],
+    [pytest.param(one.name, marks=slow_unless(one.name in OF_EACH_KIND)) for one in CLAIMS],
 )
 def test_runs_of_other_worlds_decide_no_claim(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +149,11 @@ def test_runs_of_other_worlds_decide_no_claim(
 
 
 @pytest.mark.parametrize(
-    ("name", "world", "verdict"), [(*case, "does not hold")[:3] for case in FOOLING]
+    ("name", "world", "verdict"),
+    [
+        pytest.param(*(*case, "does not hold")[:3], marks=slow_unless(case[0] in OF_EACH_KIND))
+        for case in FOOLING
+    ],
 )
 def test_a_world_that_would_fool_a_looser_rule(
     name: str, world: Callable[[dict[str, Any]], dict[str, Any]], verdict: str, tmp_path: Path
