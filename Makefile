@@ -16,7 +16,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 UV := uv==0.13.8
 
-.PHONY: demo example test test-all test-gpu wheel experiments faults dali lint lock install
+.PHONY: demo example test test-all test-gpu wheel experiments faults dali lint lock install quick-tests
 install: .venv/installed
 
 demo: install
@@ -27,7 +27,11 @@ example: install
 	$(BIN)/python train_vision.py -m name=example layout=nchw,nhwc gpus=1,2 precision=fp32,bf16 repeat=2 batch_size=16 epochs=3 model.width=0.5 dataset.image_size=48
 	$(BIN)/python -m docs.pictures multirun
 
-test: lint
+# Lint runs beside the tests: alone, it would leave a core idle
+test: install
+	$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+quick-tests: install
 	$(BIN)/python -m pytest -m "core or not (process or slow or gpu or slurm)"
 
 test-all: test
