@@ -77,6 +77,14 @@ def meaning(group: str, value: str, workload: Workload) -> PathMeaning | None:
     return _of_model(value, workload.entry) if group == "model" else _of_data(value, workload.entry)
 
 
+def of_a_folder(entry: str) -> PathMeaning:
+    """Return what `model=hf` stands for in a command without an engine: TRL alone has such models.
+
+    The command gives the folder itself (`model.path`).
+    """
+    return PathMeaning(("engine=trl", "model=hf"), entry)
+
+
 def _of_hub(group: str, name: str, entry: str) -> PathMeaning | None:
     folder = Path(name).name
     if group == "model" and entry == TUNING:

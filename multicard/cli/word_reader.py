@@ -11,7 +11,7 @@ from hydra._internal.utils import get_args_parser
 
 from multicard.cli import paths_as_values, value_quoting
 from multicard.cli.launcher_words import LAUNCHER_GROUP
-from multicard.cli.paths_as_values import PathMeaning
+from multicard.cli.paths_as_values import TUNING, PathMeaning
 from multicard.cli.vocabulary import TRUE, Vocabulary, parts_of
 from multicard.config.script import DASHED_STYLES, STYLE
 from multicard.script import option_names
@@ -20,6 +20,7 @@ LEAST_SIMILARITY = 0.8  # Names at least this similar (difflib) count as a typin
 MULTIRUN = ("-m", "--multirun")
 GPUS = "gpus"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HF_MODEL = "hf"  # The option of the group `model` for the folder of a transformers model.
 PATH_OF_OPTION = {  # no roles: the key for the path that an option needs.
     "images": "dataset.root=FOLDER",
     "chat": "dataset.data_files=FILE",
@@ -235,6 +236,9 @@ class WordReader:
             return WordReading(
                 typed, (f"{GPUS}={len(numbers)}",), is_mended=True, variables=(visible,)
             )
+        if key == "model" and self._is_of_a_folder(value):
+            meaning = paths_as_values.of_a_folder(self.workload.entry)
+            return WordReading(typed, meaning.words, is_mended=typed != "model=hf", path=meaning)
         if value not in self.names.options_of(key):
             meaning = self._meaning(key, value)
             if meaning is not None:
@@ -242,6 +246,10 @@ class WordReader:
                 words = self._words_of_path(meaning)
                 return WordReading(typed, words, is_mended=not is_sure, path=meaning)
         return self._reading_of_value(key, value, typed)
+
+    def _is_of_a_folder(self, model: str) -> bool:
+        """True for a transformers model, if the command names no engine that should tune it."""
+        return model == HF_MODEL and "engine" not in self.given and self.workload.entry == TUNING
 
     def _is_sure(self, meaning: PathMeaning) -> bool:
         return meaning.is_here and meaning.entry == self.workload.entry

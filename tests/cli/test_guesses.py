@@ -30,6 +30,14 @@ DASHED = "-m script=dashed.py args.batch-size=32,128"
 GUESSES = [
     # by users of Hugging Face
     (TUNING, "model=./llama", TAKEN, "engine=trl model=hf model.path=./llama"),
+    (TUNING, "model=hf model.path=llama", TAKEN, "engine=trl model=hf model.path=llama"),
+    (
+        TUNING,
+        "-m model=hf model.path=llama sharding=ddp,fsdp gpus=2",
+        TAKEN,
+        "-m engine=trl model=hf model.path=llama sharding=ddp,fsdp gpus=2",
+    ),
+    (TUNING, "--model hf model.path=llama", OTHERWISE, "engine=trl model=hf model.path=llama"),
     (TUNING, "model=llama", TAKEN, "engine=trl model=hf model.path=llama"),
     (TUNING, "dataset=chats.jsonl", TAKEN, "dataset=chat dataset.data_files=chats.jsonl"),
     (
