@@ -22,6 +22,7 @@ from multicard.vision.data.folder_contents import (
     visible_folders,
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
+from multicard.vision.data.image_copies import are_copies
 from multicard.vision.data.image_tables import text_columns
 from multicard.vision.data.one_hot import one_hot_columns
 from multicard.vision.data.text_tables import JSON_LINES
@@ -201,13 +202,16 @@ def compare_with_images(
 def _labels_by_image_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
     """Map the names of images, with and without folder and ending, to their labels.
 
-    A name without its folder is left out if images with different labels have it.
+    A name without its folder is left out if different images with different labels have it.
     """
     labels_by_key = dict[str, str]()
+    first_images = dict[str, Path]()
     ambiguous_keys = set[str]()
     for image, label in zip(images, labels, strict=True):
         for key in (image.name, image.stem):
-            if labels_by_key.setdefault(key, label) != label:
+            first = first_images.setdefault(key, image)
+            is_other_label = labels_by_key.setdefault(key, label) != label
+            if is_other_label and key not in ambiguous_keys and not are_copies([first, image]):
                 ambiguous_keys.add(key)
         for key in (image.name, image.stem):
             labels_by_key[f"{image.parent.name}/{key}"] = label
