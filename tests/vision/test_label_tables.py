@@ -237,6 +237,37 @@ def test_other_images_of_one_name_are_no_copies(tmp_path: Path):
         parts(root / "meta.csv", "dataset.split=0.5")
 
 
+# A row of a table beside two folders that hold images of the same names, and whether it is about
+# these folders as versions of the data
+VERSIONS: dict[str, tuple[Row, bool]] = {
+    "ids": (lambda p, n: f"{p.stem},{CLASSES[n % 2]}", True),
+    "names": (lambda p, n: f"{p.name},{CLASSES[n % 2]}", True),
+    "numbers": (lambda p, n: f"{n},{CLASSES[n % 2]}", False),
+    "images elsewhere": (lambda p, n: f"test/{p.name},{CLASSES[n % 2]}", False),
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_versions_of_the_images_of_a_table_are_no_classes(name: str, tmp_path: Path):
+    row, about_versions = VERSIONS[name]
+    root = archive(tmp_path / "root", "original")
+    for number, image in enumerate(sorted((root / "original").iterdir())):
+        image.rename(image.with_name(f"{number}.png" if name == "numbers" else f"id{number}.png"))
+    table(root, "meta.csv", "image_id,label", row)
+    put(root, "resized", count=6)
+    for image in (root / "resized").iterdir():
+        image.rename(image.with_name(image.name if name == "numbers" else f"id{image.name}"))
+    if not about_versions:
+        assert parts(root, "dataset.split=0.2")[4] == ["original", "resized"]
+        return
+    with refused("photographs.table-of-classes", remedy=None) as refusal:
+        datasets.check(options(root, "dataset.split=0.2"))
+    (as_classes,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(as_classes))[4] == ["original", "resized"]
+    moved = (root / "meta.csv").rename(root / "original" / "meta.csv")
+    assert parts(moved, "dataset.split=0.4")[2:] == (4, 2, CLASSES)
+
+
 def test_a_table_of_each_part_is_offered_as_such(tmp_path: Path):
     root = put(tmp_path / "root", "train/cat", "train/dog", "test/cat", "test/dog", count=6)
     for part in ("train", "test"):

@@ -171,7 +171,10 @@ def missing_image_message(folder: Path, ambiguous: Sequence[Path]) -> Message:
     if len(folders) == 1:
         advice = "give it with its ending"
     else:
-        advice = f"give paths relative to the table's folder, such as {folders[0]}/NAME"
+        advice = (
+            f"give paths relative to the table's folder, such as {folders[0]}/NAME, or move the"
+            " table into one of these folders"
+        )
     shown = " and ".join(f"{name}/" for name in folders[:5])
     return Message(
         "photographs.image-twice",
