@@ -70,7 +70,7 @@ def weights_file(config: ModelConfig) -> Path | None:
 def _folder_refusal(weights: str, folder: Path) -> Refusal:
     """Make the refusal of a folder, as of a download from a hub, that names a file in it."""
     safetensors = [*folder.glob("*.safetensors")]
-    files = safetensors or [path for ending in OTHER_ENDINGS for path in folder.glob(f"*{ending}")]
+    files = safetensors or [path for path in folder.iterdir() if path.suffix in OTHER_ENDINGS]
     remedy = override("model.weights", files[0]) if len(files) == 1 else None
     advice = "give the path of a .safetensors or .pth file" if remedy is None else f"use `{remedy}`"
     return Refusal(
