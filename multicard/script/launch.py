@@ -52,6 +52,7 @@ LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib
 }
 # Another way to start the script would not help.
 OWN = (
+    "script.option-stays-on",
     "script.relative-import",
     "script.own-ranks",
     "script.replaced",

@@ -22,7 +22,7 @@ from multicard.messages import Refusal
 from multicard.ranks import os_calls
 from multicard.ranks.process import Rank, end_children, log_file
 from multicard.repository import IS_INSTALLED, PACKAGES
-from multicard.script import hooks, launch, option_names, words
+from multicard.script import false_options, hooks, launch, option_names, words
 from multicard.script.recorder import EndedError, Recorder
 
 # Python's words for a relative import in a file that is run by its path.
@@ -243,6 +243,7 @@ def _call(config: ScriptConfig, log: Path) -> None:
                 patches.enter_context(
                     mock.patch.object(launcher, "start_processes", side_effect=own_ranks(config))
                 )
+            patches.enter_context(false_options.refused(config))
             if module := words.module(config):
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:

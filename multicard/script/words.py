@@ -90,6 +90,14 @@ def words(config: ScriptConfig) -> list[str]:
     return [*config.words[:last], *arguments, *config.words[last:]]
 
 
+def options_wanted_false(config: ScriptConfig) -> list[str]:
+    """Return the names of the options that the command leaves out by false, or gives this text."""
+    style, args = _style_and_args(config)
+    if style is not Style.argparse:
+        return []
+    return [name for name, value in args.items() if _text(value).lower() == "false"]
+
+
 def variables(config: ScriptConfig) -> dict[str, str]:
     """Return the environment variables of `args.style=env`.
 

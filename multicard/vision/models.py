@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from multicard.config.pasting import override
 from multicard.config.vision import Depthwise, Freeze, ModelConfig, Pointwise
 from multicard.messages import Refusal
 from multicard.records.content import Blob
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # Values of model.weights that do not name a file.
 RANDOM = "random"
 PRETRAINED = "pretrained"
+OTHER_ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".tar")
 
 
 def refuse(name: str) -> None:
@@ -47,11 +49,13 @@ def weights_file(config: ModelConfig) -> Path | None:
     """Return the user's file of weights, or None if the model does not start from a file.
 
     Raises:
-        Refusal: The file does not exist.
+        Refusal: The file does not exist, or is a folder.
     """
     if config.weights in (RANDOM, PRETRAINED):
         return None
     file = Path(config.weights).expanduser()
+    if file.is_dir():
+        raise _folder_refusal(config.weights, file)
     if not file.is_file():
         raise Refusal(
             "weights.no-file",
@@ -61,6 +65,21 @@ def weights_file(config: ModelConfig) -> Path | None:
             file=config.weights,
         )
     return file
+
+
+def _folder_refusal(weights: str, folder: Path) -> Refusal:
+    """Make the refusal of a folder, as of a download from a hub, that names a file in it."""
+    safetensors = [*folder.glob("*.safetensors")]
+    files = safetensors or [path for path in folder.iterdir() if path.suffix in OTHER_ENDINGS]
+    remedy = override("model.weights", files[0]) if len(files) == 1 else None
+    advice = "give the path of a .safetensors or .pth file" if remedy is None else f"use `{remedy}`"
+    return Refusal(
+        "weights.folder",
+        f"model.weights={weights}: is a folder, not a file of weights; {advice}",
+        key="model.weights",
+        folder=str(folder),
+        remedy=remedy,
+    )
 
 
 def content(config: ModelConfig) -> dict[str, list[Blob]]:

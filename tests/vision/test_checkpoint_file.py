@@ -402,3 +402,25 @@ def test_a_layer_that_gives_classes_by_convolution_is_found_under_another_name(t
     other = models.build(replace(config), CLASSES, 64)
     (note,) = weights.load(other, config, CLASSES, 64)
     assert note.code == "weights.last-layer-renamed" and same(other, own)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (["config.json", "model.safetensors", "pytorch_model.bin"], "model.safetensors"),
+        (["config.json", "pytorch_model.bin"], "pytorch_model.bin"),
+        (["rng_state.pth", "pytorch_model.bin"], None),
+        ([], None),
+    ],
+)
+def test_a_folder_of_a_hub_is_answered_by_its_file(
+    files: list[str], named: str | None, tmp_path: Path
+):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_bytes(b"x")
+    with refused("weights.folder", key="model.weights", folder=str(folder)) as refusal:
+        models.weights_file(ModelConfig(NAME, weights=str(folder)))
+    offered = remedies(refusal.value)
+    assert offered == ([] if named is None else [f"model.weights={folder / named}"])

@@ -136,21 +136,23 @@ UNCLEAR = {
     "other words": Unclear(
         within("Gallery", "Query"),
         "photographs.like-parts",
-        [("gallery", "query", 2), ("all", "0.2 of all", 2)],
+        [("gallery", "query", 2), ("gallery", "0.2 of gallery", 2), ("all", "0.2 of all", 2)],
         {"folders": ["Gallery", "Query"], "shared": ["cat", "dog"]},
     ),
     "folds": Unclear(
         within("fold1", "fold2", "fold3"),
         "photographs.like-parts",
-        [("fold1", "fold2", 2), ("all", "0.2 of all", 3)],
+        [("fold1", "fold2", 2), ("fold1", "0.2 of fold1", 2), ("all", "0.2 of all", 3)],
     ),
     "one of them known": Unclear(
-        within("extra", "train"), "photographs.like-parts", [("train", "extra", 2)]
+        within("extra", "train"),
+        "photographs.like-parts",
+        [("train", "extra", 2), ("train", "0.2 of train", 2)],
     ),
     "blanks": Unclear(
         within("my a", "the b"),
         "photographs.like-parts",
-        [("my a", "the b", 2), ("all", "0.2 of all", 2)],
+        [("my a", "the b", 2), ("my a", "0.2 of my a", 2), ("all", "0.2 of all", 2)],
     ),
     "a part beside images": Unclear(
         [*within("train"), "unlabelled"],

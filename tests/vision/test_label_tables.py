@@ -4,12 +4,15 @@ tables and deeper folders say of their images.
 
 import json
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from multicard.records.schema_data import Ignored
 from multicard.vision.data import datasets
+from multicard.vision.data.table_images import COPIES
 from tests.helpers.messages import refused, remedies
 from tests.vision.test_class_folders import left, options, parts, put
 
@@ -203,6 +206,66 @@ def test_images_of_the_same_names_in_several_folders_are_told_by_these(tmp_path:
     (root / "about.csv").write_text("\n".join(["path,label", *other]))
     with refused("photographs.table-of-classes"):
         datasets.check(options(root, "dataset.split=0.5"))
+
+
+@pytest.mark.parametrize("words", [[], ["dataset.split=0.2"]], ids=str)
+def test_copies_of_the_folders_of_an_archive_are_no_classes(words: list[str], tmp_path: Path):
+    root = archive(tmp_path / "root", *NUMBERED)
+    table(root, "meta.csv", "image_id,dx", lambda p, n: f"{p.stem},{CLASSES[n % 2]}")
+    for folder in NUMBERED:
+        shutil.copytree(root / folder, root / folder.upper())
+    with refused("photographs.table-of-classes", table=str(root / "meta.csv")) as refusal:
+        datasets.check(options(root, *words))
+    offered = remedies(refusal.value)
+    assert parts(root, *shlex.split(offered[0]))[2:] == (10, 2, CLASSES)
+    read = datasets.DATASETS["images"].read(options(root, *shlex.split(offered[0])), 0)
+    assert Ignored(COPIES, 12) in read.ignored
+
+
+def test_other_images_of_one_name_are_no_copies(tmp_path: Path):
+    root = archive(tmp_path / "root", *NUMBERED)
+    table(root, "meta.csv", "image_id,label", lambda p, n: f"{p.stem},{CLASSES[n % 2]}")
+    first = min((root / NUMBERED[0]).iterdir())
+    put(root, "other", count=1)
+    other = (root / "other" / "0.png").rename(root / "other" / first.name)
+    with refused("photographs.bad-rows", row=1, rows=1):
+        parts(root / "meta.csv", "dataset.split=0.5")
+    other.unlink()
+    (root / "test").mkdir()  # What is tested on may not be trained on.
+    shutil.copy(first, root / "test")
+    with refused("photographs.bad-rows", row=1, rows=1):
+        parts(root / "meta.csv", "dataset.split=0.5")
+
+
+# A row of a table beside two folders that hold images of the same names, and whether it is about
+# these folders as versions of the data
+VERSIONS: dict[str, tuple[Row, bool]] = {
+    "ids": (lambda p, n: f"{p.stem},{CLASSES[n % 2]}", True),
+    "names": (lambda p, n: f"{p.name},{CLASSES[n % 2]}", True),
+    "numbers": (lambda p, n: f"{n},{CLASSES[n % 2]}", False),
+    "images elsewhere": (lambda p, n: f"test/{p.name},{CLASSES[n % 2]}", False),
+}
+
+
+@pytest.mark.parametrize("name", VERSIONS)
+def test_versions_of_the_images_of_a_table_are_no_classes(name: str, tmp_path: Path):
+    row, about_versions = VERSIONS[name]
+    root = archive(tmp_path / "root", "original")
+    for number, image in enumerate(sorted((root / "original").iterdir())):
+        image.rename(image.with_name(f"{number}.png" if name == "numbers" else f"id{number}.png"))
+    table(root, "meta.csv", "image_id,label", row)
+    put(root, "resized", count=6)
+    for image in (root / "resized").iterdir():
+        image.rename(image.with_name(image.name if name == "numbers" else f"id{image.name}"))
+    if not about_versions:
+        assert parts(root, "dataset.split=0.2")[4] == ["original", "resized"]
+        return
+    with refused("photographs.table-of-classes", remedy=None) as refusal:
+        datasets.check(options(root, "dataset.split=0.2"))
+    (as_classes,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(as_classes))[4] == ["original", "resized"]
+    moved = (root / "meta.csv").rename(root / "original" / "meta.csv")
+    assert parts(moved, "dataset.split=0.4")[2:] == (4, 2, CLASSES)
 
 
 def test_a_table_of_each_part_is_offered_as_such(tmp_path: Path):

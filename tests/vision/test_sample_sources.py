@@ -580,6 +580,18 @@ def test_the_lists_of_cub_are_read(tmp_path: Path):
         loaded(tmp_path)
 
 
+def test_the_lists_of_cub_are_found_in_the_folder_of_its_archive(tmp_path: Path):
+    cub(tmp_path / "CUB_200_2011")
+    write(tmp_path / "attributes.txt", "1 has_bill_shape::curved")
+    fill(tmp_path / "segmentations")
+    data = loaded(tmp_path)
+    assert (len(data.train), len(data.test), data.facts["classes"]) == (12, 3, [*CLASSES])
+    assert {*map(str, data.ignored)} == {
+        str(Ignored(what, count))
+        for what, count in (("attributes/", 1), (".txt", 1), ("segmentations/", 15))
+    }
+
+
 def test_images_of_several_classes_and_archives_are_called_so(tmp_path: Path):
     for name in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (tmp_path / "kit" / "VOC2012" / name).mkdir(parents=True)

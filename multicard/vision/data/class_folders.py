@@ -28,6 +28,7 @@ from multicard.vision.data.folder_contents import (
     FolderListing,
     count_files,
     count_loose_files,
+    count_unread_beside,
     format_counts,
     holds_images,
     holds_notes,
@@ -67,7 +68,7 @@ def parts_of(root: Path, chosen: Sequence[str] | None = None) -> FoundParts:
         return _chosen_parts(root, chosen)
     ignored = Counter[str]()
     while (below := inner_folder(root)) is not None and part_names.parsed(below.name) is None:
-        ignored += _count_unread_beside(root, below)
+        ignored += count_unread_beside(root, below)
         root = below
     found_parts = _find_parts(root)
     return replace(found_parts, ignored=ignored + found_parts.ignored)
@@ -100,7 +101,7 @@ def _find_parts(root: Path) -> FoundParts:
         ):
             inner_parts = _find_parts(only_filled)
             return replace(
-                inner_parts, ignored=inner_parts.ignored + _count_unread_beside(root, only_filled)
+                inner_parts, ignored=inner_parts.ignored + count_unread_beside(root, only_filled)
             )
     require_classes_not_parts(root, filled_folders, [*split_folders])
     by_class = _parts_within_classes(root, filled_folders)
@@ -239,7 +240,7 @@ def _chosen_parts(root: Path, chosen: Sequence[str]) -> FoundParts:
         inner = inner_folder(below) or _only_folder_with_parts(below)
         if inner is None:
             break
-        ignored += _count_unread_beside(below, inner)
+        ignored += count_unread_beside(below, inner)
         below = inner
     if not chosen:
         return FoundParts(
@@ -293,18 +294,6 @@ def _only_folder_with_parts(folder: Path) -> Path | None:
     )
 
 
-def _count_unread_beside(folder: Path, read: Path) -> Counter[str]:
-    """Count by kind what lies in `folder` beside the subfolder that is read."""
-    others = Counter(
-        {
-            f"{subfolder.name}/": count_files(subfolder)
-            for subfolder in visible_folders(folder)
-            if subfolder != read
-        }
-    )
-    return +others + count_loose_files(folder)
-
-
 # ---- the images of a part
 
 
@@ -328,7 +317,7 @@ def read_classes(folder: Path, whatever_named: bool = False) -> PartSamples:
     )
     level = inner
     while level != folder:
-        ignored += _count_unread_beside(level.parent, level)
+        ignored += count_unread_beside(level.parent, level)
         level = level.parent
     return read_folders(
         inner,

@@ -215,6 +215,18 @@ def count_files(folder: Path) -> int:
     return sum(len(files) for _, _, files in os.walk(folder))
 
 
+def count_unread_beside(folder: Path, read: Path) -> Counter[str]:
+    """Count by kind what lies in `folder` beside the subfolder that is read."""
+    others = Counter(
+        {
+            f"{subfolder.name}/": count_files(subfolder)
+            for subfolder in visible_folders(folder)
+            if subfolder != read
+        }
+    )
+    return +others + count_loose_files(folder)
+
+
 def format_counts(counts: Counter[str]) -> str:
     """Format counts by kind, the largest first: "50 .heic, 3 .txt"."""
     return ", ".join(f"{number:,} {kind}" for kind, number in counts.most_common())

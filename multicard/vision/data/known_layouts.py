@@ -5,6 +5,7 @@ The lists of CUB-200 are read. Other layouts are refused with a remedy.
 
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from multicard.vision.data.data_parts import (
 from multicard.vision.data.folder_contents import (
     count_files,
     count_loose_files,
+    count_unread_beside,
     is_hidden,
     visible_folders,
 )
@@ -39,13 +41,21 @@ SPLIT_LIST = "train_test_split.txt"
 
 
 def parts_of_lists(root: Path, whole: bool) -> FoundParts | None:
-    """Read a folder with the lists of CUB-200. Return None for any other.
+    """Read a folder with the lists of CUB-200, or with one such folder. Return None for any other.
+
+    The archive of CUB-200 holds attributes.txt beside that folder, and some copies segmentations/.
 
     Args:
         whole: Take all images together and ignore the list of parts.
     """
-    if not all((root / name).is_file() for name in LISTS) or not (root / "images").is_dir():
-        return None
+    if not _has_lists(root):
+        with_lists = [folder for folder in visible_folders(root) if _has_lists(folder)]
+        if len(with_lists) != 1:
+            return None
+        inner_parts = parts_of_lists(with_lists[0], whole)
+        assert inner_parts is not None  # always: the folder has the lists
+        unread = count_unread_beside(root, with_lists[0])
+        return replace(inner_parts, ignored=inner_parts.ignored + unread)
     paths, labels = (_read_list(root / name) for name in LISTS)
     parts = {} if whole or not (root / SPLIT_LIST).is_file() else _read_list(root / SPLIT_LIST)
     class_names = _read_list(root / "classes.txt") if (root / "classes.txt").is_file() else {}
@@ -82,6 +92,10 @@ def parts_of_lists(root: Path, whole: bool) -> FoundParts | None:
         ],
         +ignored,
     )
+
+
+def _has_lists(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in LISTS) and (folder / "images").is_dir()
 
 
 def _overrides_to_read_alone(path: Path) -> str:

@@ -6,9 +6,10 @@ table. Training on such folders would be meaningless.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from multicard.config.pasting import override
@@ -22,6 +23,7 @@ from multicard.vision.data.folder_contents import (
     visible_folders,
 )
 from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
+from multicard.vision.data.image_copies import are_copies
 from multicard.vision.data.image_tables import text_columns
 from multicard.vision.data.one_hot import one_hot_columns
 from multicard.vision.data.text_tables import JSON_LINES
@@ -41,6 +43,7 @@ class LabelTable(NamedTuple):
         possible_labels: Other columns whose values repeat.
         matching_columns: Columns whose values agree with the images' folders.
         one_hot: Columns that each stand for a class, exactly one of which is 1 in each row.
+        names_several: Whether a row names several images, as of a folder and its resized copy.
     """
 
     path: Path
@@ -50,6 +53,7 @@ class LabelTable(NamedTuple):
     possible_labels: list[str]
     matching_columns: frozenset[str]
     one_hot: list[str]
+    names_several: bool
 
     @property
     def label(self) -> str | None:
@@ -154,14 +158,15 @@ def compare_with_images(
     """
     columns = text_columns(path)
     rows = max(map(len, columns.values()), default=0)
-    folders = _labels_by_image_name(images, labels)
+    folders, shared_keys = _labels_by_image_name(images, labels)
     keys = {
         name: [_image_key(value, folders) for value in values] for name, values in columns.items()
     }
-    image = max(keys, key=lambda name: sum(key in folders for key in keys[name]), default=None)
+    named = {name: _rows_of_images(columns[name], folders, shared_keys) for name in keys}
+    image = max(named, key=lambda name: sum(named[name]), default=None)
     if image is None:
         return None
-    is_named = [key in folders for key in keys[image]]
+    is_named = named[image]
     if sum(is_named) < SHARE_NAMED * min(len(images), rows):
         return None
     likely_labels = list[str]()
@@ -174,7 +179,7 @@ def compare_with_images(
         by_folder = dict[str, set[str]]()
         for key, value, is_there in zip(keys[image], values, is_named, strict=True):
             if is_there:
-                by_folder.setdefault(folders[key], set()).add(value)
+                by_folder.setdefault(folders.get(key, ""), set()).add(value)
         distinct = set[str]().union(*by_folder.values())
         if name.strip().lower() in LABELS or PROBABLY_CLASSES.search(name):
             likely_labels += [name] if len(distinct) > 1 else []
@@ -195,25 +200,53 @@ def compare_with_images(
         possible_labels,
         frozenset(matching_columns),
         one_hot,
+        names_several=not shared_keys.isdisjoint(columns[image]),
     )
 
 
-def _labels_by_image_name(images: Sequence[Path], labels: Sequence[str]) -> dict[str, str]:
+def _rows_of_images(
+    values: Sequence[str], folders: Mapping[str, str], shared_keys: set[str]
+) -> list[bool]:
+    """Tell for each row of a column whether its value names an image.
+
+    A name without a folder that images of several folders share counts if it is no mere number, and
+    no other row has it. These folders are probably versions, as a folder and its resized copy.
+    """
+    rows_of_value = Counter(values)
+    return [
+        _image_key(value, folders) in folders
+        or (
+            value in shared_keys
+            and rows_of_value[value] == 1
+            and not PurePath(value).stem.isdecimal()
+        )
+        for value in values
+    ]
+
+
+def _labels_by_image_name(
+    images: Sequence[Path], labels: Sequence[str]
+) -> tuple[dict[str, str], set[str]]:
     """Map the names of images, with and without folder and ending, to their labels.
 
-    A name without its folder is left out if images with different labels have it.
+    Returns:
+        The labels by name, and the names that different images with different labels share. The
+        first has these only with their folders.
     """
     labels_by_key = dict[str, str]()
+    first_images = dict[str, Path]()
     ambiguous_keys = set[str]()
     for image, label in zip(images, labels, strict=True):
         for key in (image.name, image.stem):
-            if labels_by_key.setdefault(key, label) != label:
+            first = first_images.setdefault(key, image)
+            is_other_label = labels_by_key.setdefault(key, label) != label
+            if is_other_label and key not in ambiguous_keys and not are_copies([first, image]):
                 ambiguous_keys.add(key)
         for key in (image.name, image.stem):
             labels_by_key[f"{image.parent.name}/{key}"] = label
     for key in ambiguous_keys:
         del labels_by_key[key]
-    return labels_by_key
+    return labels_by_key, ambiguous_keys
 
 
 def _image_key(value: str, folders: Mapping[str, str]) -> str:
@@ -239,6 +272,8 @@ def _other_classes_refusal(
     shown = f"{', '.join(folders[:3])}{f' and {len(folders) - 3} more' if len(folders) > 3 else ''}"
     use_table = "" if remedy is None else f"Use `{remedy}`, or"
     advice = f"{use_table or 'Use'} `{as_classes}` if the folders are the classes"
+    if remedy is None and table.names_several:
+        advice += ". To read one folder with the classes of the table, move the table into it"
     if len(folders) == 1:
         advice = f"Use `{remedy}`" if remedy else f"Instead, {WRITE_A_TABLE}"
     columns = ", ".join(table.columns)

@@ -200,6 +200,7 @@ def require_classes_not_parts(
         first, second = train_first([folder.name for folder in filled_folders])[:2]
         as_classes = "" if are_parts else f", or use `{FOLDERS_AS_CLASSES}` if they are classes"
         together = None if are_parts else _all_in_a_table(root, filled_folders)
+        alone = train_on_overrides(first, None)
         as_one = ""
         if together is not None:
             command, read_it = together
@@ -208,8 +209,8 @@ def require_classes_not_parts(
             "photographs.like-parts",
             f"dataset.root={root}: {first_names(filled_folders)} look like parts, not classes, as"
             f" they hold the same folders ({', '.join(shared_names[:5])}). Train on one and test on"
-            " another, as"
-            f" `{train_on_overrides(first, second)}`{as_classes}{as_one}",
+            f" another, as `{train_on_overrides(first, second)}`, or read one alone, as"
+            f" `{alone}`{as_classes}{as_one}",
             key="dataset.root",
             folders=[folder.name for folder in filled_folders],
             shared=shared_names,

@@ -22,15 +22,17 @@ from multicard.vision.data.folder_contents import (
     is_note_folder,
     visible_folders,
 )
+from multicard.vision.data.image_copies import are_copies
 
 NOT_NAMED = "images that no row names"
+COPIES = "copies of images that rows name"
 
 
 class TableImages(NamedTuple):
     """The image file of each row, which may not exist.
 
     Attributes:
-        ignored: How many images beside them no row names.
+        ignored: How many images beside them no row names, and how many are copies of a named one.
         ambiguous: By row, the images that have the row's name if there are several.
     """
 
@@ -46,8 +48,9 @@ def find_images(
 
     A value that is no valid path may have backslashes or different case. It may also begin with the
     name of the folder, or with a path on another machine. A name without a folder, with or without
-    its ending, is looked up in the folders beside the table; exactly one image must have it. If the
-    table lies in a folder of notes, such as splits/, the folder above is searched next.
+    its ending, is looked up in the folders beside the table. Exactly one image must have it, apart
+    from copies of this image. If the table lies in a folder of notes, such as splits/, the folder
+    above is searched next.
 
     Args:
         folder: The folder of the table.
@@ -59,6 +62,7 @@ def find_images(
         folder = folder.parent
         images = [_path_of_value(folder, value) for value in values]
     ambiguous = dict[int, list[Path]]()
+    copies = list[Path]()
     missing_rows = [row for row, image in enumerate(images) if not is_file(image)]
     if missing_rows:
         by_name = _images_by_name(folder, visible_folders(folder) if folder.is_dir() else [])
@@ -71,13 +75,15 @@ def find_images(
             path = folder / value
             if value and is_file(path):
                 images[row] = path
-            elif len(same_name) == 1:
+            elif same_name and are_copies(same_name):
                 images[row] = same_name[0]
+                copies += same_name[1:]
             elif same_name:
                 ambiguous[row] = same_name
             else:
                 images[row] = spellings.find(path) or images[row]
-    return TableImages(images, Counter({NOT_NAMED: count_not_named(images)}), ambiguous)
+    not_named = count_not_named([*images, *copies])
+    return TableImages(images, Counter({NOT_NAMED: not_named, COPIES: len({*copies})}), ambiguous)
 
 
 def is_file(path: Path) -> bool:
@@ -165,7 +171,10 @@ def missing_image_message(folder: Path, ambiguous: Sequence[Path]) -> Message:
     if len(folders) == 1:
         advice = "give it with its ending"
     else:
-        advice = f"give paths relative to the table's folder, such as {folders[0]}/NAME"
+        advice = (
+            f"give paths relative to the table's folder, such as {folders[0]}/NAME, or move the"
+            " table into one of these folders"
+        )
     shown = " and ".join(f"{name}/" for name in folders[:5])
     return Message(
         "photographs.image-twice",
