@@ -58,6 +58,27 @@ def no_text_refusal(columns: Sequence[str]) -> Refusal:
     )
 
 
+def object_refusal(row: RowColumns, column: str) -> Refusal:
+    """Return the refusal of a row with objects in columns whose text is read.
+
+    Args:
+        column: one of them, by our name or in lower case.
+    """
+    held = [column]
+    for group in (names.QUESTION, names.CONTEXT, names.ANSWER):
+        held += [name for name in row.filled(group) if isinstance(row.peek(name), dict)]
+    columns = [row.file_name(name) for name in dict.fromkeys(held)]
+    remedy = override(dict.fromkeys(columns)) if {*held} <= {*names.CONTEXT} else None
+    hint = f", or leave it out, as `{remedy}`" if remedy else ""
+    return Refusal(
+        "llm.row-object",
+        f"holds an object in {' and '.join(columns)}, where text is read; write the object's JSON"
+        f" as a text{hint}",
+        columns=columns,
+        remedy=remedy,
+    )
+
+
 def text_list_refusal(column: str, value: Sequence[Any]) -> Refusal:
     """Return the refusal of a list that does not say who speaks.
 
