@@ -41,6 +41,8 @@ def unknown_form(row: RowColumns) -> Refusal:
         remedy = guessed_text(row.values())
         if remedy is not None:
             hint = f", or learn its text as a whole, by `{remedy}` and `dataset.loss=all`"
+        elif sum(isinstance(value, str) for value in row.values().values()) > 1:
+            hint = ", or name the columns by dataset.columns={instruction: ..., output: ...}"
     return Refusal(
         "llm.chat-no-messages",
         "has no list of messages, nor a question and its answer (found:"
