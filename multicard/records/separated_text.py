@@ -19,6 +19,20 @@ MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+HANZI = re.compile("[\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
+# Code pages of Windows by script: iconv's name, Python's, letters of the script, and their least
+# share in the characters beyond ASCII. GB18030 also decodes most Japanese and Korean text, so it
+# comes after them.
+CODE_PAGES = (
+    ("CP932", "cp932", re.compile("[\u3041-\u3096]"), 0.2),
+    ("CP949", "cp949", re.compile("[\uac00-\ud7a3]"), 0.9),
+    ("GB18030", "gb18030", HANZI, 0.9),
+    ("BIG5", "cp950", HANZI, 0.9),
+    ("WINDOWS-1251", "cp1251", re.compile("[\u0401\u0410-\u044f\u0451]"), 0.9),
+)
+BEYOND_ASCII = re.compile(b"[\x80-\xff]+")
+# Accented letters mostly stand alone. From this share on, the script is Latin.
+LONE_LETTERS = 0.6
 # The line that tells Excel the delimiter.
 DELIMITER_LINE = re.compile(r"\A\s*\"?sep=([^\w\s\"]|\t)\"?[ ]*(?:\r\n|\n|\r)", re.IGNORECASE)
 
@@ -78,13 +92,30 @@ def decoded(content: bytes) -> str:
 def _likely_encoding(content: bytes) -> str | None:
     """Guess the encoding of content without a mark, by iconv's name; None if it is not text.
 
-    The guess is only suggested to the user: code pages of Windows cannot be distinguished.
+    The guess is only suggested to the user: code pages of one script cannot be distinguished.
     """
     if b"\0" not in content:
-        return "WINDOWS-1252"
+        return _likely_code_page(content)
     if content.startswith(b"\0"):
         return "UTF-16BE"
     return "UTF-16LE" if content[1:2] == b"\0" else None
+
+
+def _likely_code_page(content: bytes) -> str:
+    """Guess the code page of Windows. It is Western Europe's unless another script is found."""
+    runs = BEYOND_ASCII.findall(content)
+    lone = sum(len(run) == 1 for run in runs)
+    if lone > LONE_LETTERS * sum(map(len, runs)):
+        return "WINDOWS-1252"
+    for name, codec, letters, least in CODE_PAGES:
+        try:
+            text = content.decode(codec)
+        except UnicodeDecodeError:
+            continue
+        foreign = sum(not character.isascii() for character in text)
+        if len(letters.findall(text)) >= least * foreign:
+            return name
+    return "WINDOWS-1252"
 
 
 def line_above(path: Path, names: Sequence[str], delimiter: str) -> str:

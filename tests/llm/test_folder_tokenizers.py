@@ -306,3 +306,25 @@ def test_a_base_model_is_refused_with_the_form_that_its_tokens_fit(turn: str, tm
     (word,) = shlex.split(remedy)
     (row,) = preflight.prepare(typed_llm(*words, word)).rows or ()
     assert turn in "".join(piece["content"] for piece in row["pieces"])
+
+
+@pytest.mark.parametrize("bos", ["<s>", None])
+def test_a_base_model_without_tokens_for_turns_is_given_a_form_of_plain_headers(
+    bos: str | None, tmp_path: Path
+):
+    place = model(tmp_path / "base", "", {"eos_token": "</s>", "bos_token": bos})
+    (place / "chat_template.jinja").unlink()
+    rows: list[dict[str, Any]] = [{"messages": [*SAID, *SAID]}, {"text": "A text."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chats = ("dataset=chat", f"dataset.data_files={tmp_path / 'rows.jsonl'}", "dataset.split=0")
+    words = words_of(place, *chats, "batch_size=1")
+    with refused("llm.no-chat-template", key="model.path") as caught:
+        preflight.prepare(typed_llm(*words))
+    remedy = shlex.split(caught.value.facts["remedy"])
+    config = typed_llm(*words, *remedy, "dataset.skip_broken=true")
+    (row,) = preflight.prepare(config).rows or ()
+    turns = "### User:\nWhat is it?\n\n### Assistant:\nAn answer.</s>\n\n"
+    assert text(row) == (bos or "") + turns * 2
+    assert learnt(row) == ["An answer.</s>"] * 2
+    whole = preflight.prepare(typed_llm(*words, *remedy, "dataset.loss=all")).rows or ()
+    assert "A text.</s>" in [text(each) for each in whole]

@@ -64,3 +64,12 @@ def test_neither_the_systems_text_nor_a_files_path_is_offered_to_be_learnt(
     row: Any, tmp_path: Path
 ):
     assert remedy_for(tmp_path, row) is None
+
+
+@pytest.mark.parametrize("name", ["think", "Complex_CoT", "reasoning"])
+def test_reasoning_beside_an_answer_is_refused_until_it_is_left_out(name: str, tmp_path: Path):
+    row = {"Question": "Q", name: "R", "Response": "A"}
+    with refused("llm.broken-rows") as caught:
+        loaded(tmp_path, [row], *CHAT)
+    (word,) = shlex.split(find(str(caught.value), "llm.row-bears", column=name).facts["remedy"])
+    assert loaded(tmp_path, [row], *CHAT, word).ignored == {name: 1}

@@ -250,3 +250,34 @@ def test_pairs_keep_their_history_with_prompts_of_messages(tmp_path: Path):
     (row,) = loaded(tmp_path, [pair], *PREFERENCE).rows or []
     assert [each["content"] for each in row["chosen"]] == ["Q", "A", "Q2", "A2"]
     assert row["chosen"][:-1] == row["rejected"][:-1]
+
+
+FIELDS = {"category": "bill", "urgent": True}
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "remedy"),
+    [
+        ({"input": FIELDS, "output": FIELDS}, ["input", "output"], None),
+        ({"instruction": "Q", "Response": FIELDS}, ["Response"], None),
+        ({"prompt": FIELDS, "completion": "A"}, ["prompt"], None),
+        ({"instruction": "Q", "input": FIELDS, "output": FIELDS}, ["input", "output"], None),
+        (
+            {"question": "Q", "context": {"contexts": ["C"]}, "answer": "A"},
+            ["context"],
+            "'dataset.columns={context: null}'",
+        ),
+    ],
+)
+def test_an_object_where_text_is_read_is_called_so(
+    row: Any, columns: list[str], remedy: str | None
+):
+    with refused("llm.row-object", columns=columns, remedy=remedy):
+        forms.conversation(forms.columns_of(row, {}))
+
+
+def test_the_json_of_an_object_is_learnt_as_it_is_written():
+    answer = '{"category": "bill", "urgent": true}'
+    row = {"instruction": "Q", "input": '{"text":  "T"}', "output": answer}
+    said = forms.conversation(forms.columns_of(row, {})).messages
+    assert [message["content"] for message in said] == ['Q\n{"text":  "T"}', answer]

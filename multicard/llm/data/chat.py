@@ -21,7 +21,7 @@ from multicard.config.llm_models import HfConfig
 from multicard.config.llm_texts import ChatConfig, ChatLoss
 from multicard.config.llm_tokenizers import Qwen25TokenizerConfig
 from multicard.config.pasting import override
-from multicard.llm.data import known_roles, templates, turns
+from multicard.llm.data import known_roles, stored_templates, templates, turns
 from multicard.llm.data.answers import Writer, WrittenConversation
 from multicard.llm.data.forms import Conversation
 from multicard.llm.data.marked_templates import (
@@ -31,7 +31,6 @@ from multicard.llm.data.marked_templates import (
     with_mark_filters,
 )
 from multicard.llm.data.model_tokens import ModelTokens, TextEnds, model_tokens_of
-from multicard.llm.data.stored_templates import read_stored_templates
 from multicard.llm.data.turns import FORM
 from multicard.llm.data.written import TemplateChecks, arguments_as_text, calls_of, has_python
 from multicard.messages import Refusal
@@ -55,10 +54,6 @@ UNREADABLE_ERRORS = (
     AttributeError,
     jinja2.TemplateError,
 )
-
-LLAMA3, QWEN25 = (Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5"))
-# The form of a base model without a template, by a token that it has for turns.
-FITTING = {"<|im_start|>": QWEN25, "<|start_header_id|>": LLAMA3}
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -160,11 +155,11 @@ def template(config: LlmConfig) -> ChatTemplate:
         places = [config.model.path]
     else:
         tokenizer_folder = path and Path(path).parent
-        builtin_file = QWEN25 if is_qwen else LLAMA3
+        builtin_file = stored_templates.QWEN25 if is_qwen else stored_templates.LLAMA3
         places = [tokenizer_folder, config.model.folder, builtin_file]
     for place in filter(None, places):
         try:
-            stored = read_stored_templates(Path(place).expanduser())
+            stored = stored_templates.read_stored_templates(Path(place).expanduser())
             if stored.source is not None:
                 model_tokens = tokens
                 if not isinstance(config.model, HfConfig):
@@ -187,10 +182,12 @@ def template(config: LlmConfig) -> ChatTemplate:
                 reason=str(error),
             ) from None
     if isinstance(config.model, HfConfig) and not configured:
-        fitting = next((file for mark, file in FITTING.items() if mark in tokens.special), None)
-        has_fitting = fitting is not None and isinstance(config.dataset, ChatConfig)
-        remedy = override(key, str(fitting)) if has_fitting else None
-        hint = f", or use the form that its tokens fit, by `{remedy}`" if remedy else ""
+        is_chat = isinstance(config.dataset, ChatConfig)
+        fitting = (
+            stored_templates.fitting_template(tokens.special, tokens.named) if is_chat else None
+        )
+        remedy = override(key, str(fitting.file)) if fitting else None
+        hint = f", or use {fitting.kind}, by `{remedy}`" if fitting else ""
         raise Refusal(
             "llm.no-chat-template",
             f"model.path={config.model.path}: its tokenizer has no chat template; put a"

@@ -72,7 +72,8 @@ CHOICES = (
 # These columns change the text or which part of it is learnt. A reader that cannot take them into
 # account refuses them.
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-REASONING = ("reasoning", "reasoning_content", "thinking")
+REASONING = ("reasoning", "reasoning_content", "thinking", "think", "thought", "thoughts")
+REASONING += ("cot", "complex_cot", "chain_of_thought")  # The second is medical-o1-reasoning-SFT's.
 OF_TEMPLATES = ("documents", "chat_template_kwargs")
 BEARING = (*SYSTEM, *TOOLS, *HISTORY, *MEDIA, *REASONING, *OF_TEMPLATES)
 

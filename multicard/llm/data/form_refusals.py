@@ -41,6 +41,8 @@ def unknown_form(row: RowColumns) -> Refusal:
         remedy = guessed_text(row.values())
         if remedy is not None:
             hint = f", or learn its text as a whole, by `{remedy}` and `dataset.loss=all`"
+        elif sum(isinstance(value, str) for value in row.values().values()) > 1:
+            hint = ", or name the columns by dataset.columns={instruction: ..., output: ...}"
     return Refusal(
         "llm.chat-no-messages",
         "has no list of messages, nor a question and its answer (found:"
@@ -55,6 +57,27 @@ def no_text_refusal(columns: Sequence[str]) -> Refusal:
         "llm.row-no-text",
         f"holds no text in {', '.join(columns)}; give text in every row",
         columns=list(columns),
+    )
+
+
+def object_refusal(row: RowColumns, column: str) -> Refusal:
+    """Return the refusal of a row with objects in columns whose text is read.
+
+    Args:
+        column: one of them, by our name or in lower case.
+    """
+    held = [column]
+    for group in (names.QUESTION, names.CONTEXT, names.ANSWER):
+        held += [name for name in row.filled(group) if isinstance(row.peek(name), dict)]
+    columns = [row.file_name(name) for name in dict.fromkeys(held)]
+    remedy = override(dict.fromkeys(columns)) if {*held} <= {*names.CONTEXT} else None
+    hint = f", or leave it out, as `{remedy}`" if remedy else ""
+    return Refusal(
+        "llm.row-object",
+        f"holds an object in {' and '.join(columns)}, where text is read; write the object's JSON"
+        f" as a text{hint}",
+        columns=columns,
+        remedy=remedy,
     )
 
 

@@ -15,8 +15,8 @@ from multicard.llm.data.calls import calls_in_text
 from multicard.llm.data.columns import RowColumns, override
 from multicard.llm.data.flat_dialogues import flat_turns, is_dialogue
 from multicard.llm.data.form_refusals import (
-    no_answer_refusal,
     no_text_refusal,
+    object_refusal,
     text_list_refusal,
     two_prompts_refusal,
     unknown_form,
@@ -263,10 +263,13 @@ def question_messages(row: RowColumns, question: str) -> list[Message]:
     if isinstance(value, list | dict):
         messages = _messages_with_speakers(value, question)
         if messages is None:
-            raise unknown_form(row)
+            raise object_refusal(row, question)
         return messages
     contexts = [name for name in row.filled(names.CONTEXT) if name != question]
     texts = [value, *(context(row, name) for name in contexts)]
+    for name, text in zip((question, *contexts), texts, strict=True):
+        if isinstance(text, dict):
+            raise object_refusal(row, name)
     if not all(isinstance(text, str) for text in texts):
         raise no_text_refusal(
             [
@@ -315,7 +318,7 @@ def answer_messages(value: Any, row: RowColumns, column: str, flat: bool = False
     if isinstance(value, list | dict):
         messages = _messages_with_speakers(value, column)
         if messages is None:
-            raise no_answer_refusal(column)
+            raise object_refusal(row, column)
         return messages
     text = value.removeprefix(" ") if flat and isinstance(value, str) else value
     return [turns.message(1, {"role": "assistant", "content": text})]

@@ -77,9 +77,11 @@ def found_files(typed: Sequence[str], to_test: bool = False) -> FoundFiles:
             )
         for file in value_files:
             if kind_of(file) is None:
+                is_text = file.suffix.lower() in (".txt", ".md")
+                hint = '; write each text as a line {"text": "..."} of a .jsonl' if is_text else ""
                 raise Refusal(
                     "llm.data-file-suffix",
-                    f"{KEY}={file}: must be {_kinds()}",
+                    f"{KEY}={file}: must be {_kinds()}{hint}",
                     key=KEY,
                     value=str(file),
                 )

@@ -1,11 +1,28 @@
-"""Read the chat templates in a .jinja file, or in the folder of a tokenizer."""
+"""Read the chat templates in a .jinja file, or in the folder of a tokenizer.
+
+For models without a template, find the form of ours that their tokens fit.
+"""
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+LLAMA3, QWEN25, PLAIN = (
+    Path(__file__).with_name(f"{name}.jinja") for name in ("llama3", "qwen2_5", "plain")
+)
+# The form of a base model without a template, by a token that it has for turns.
+FITTING = {"<|im_start|>": QWEN25, "<|start_header_id|>": LLAMA3}
+
 # The folder in which transformers saves the templates other than the default one.
 ADDITIONAL = "additional_chat_templates"
+
+
+class FittingTemplate(NamedTuple):
+    """One of our forms, and words for it in a message."""
+
+    file: Path
+    kind: str
 
 
 class StoredTemplates(NamedTuple):
@@ -53,6 +70,21 @@ def read_stored_templates(place: Path) -> StoredTemplates:
     return StoredTemplates(
         file.read_text("utf-8"), tokens, {path.stem: path.read_text("utf-8") for path in additional}
     )
+
+
+def fitting_template(special: Collection[str], named: Mapping[str, str]) -> FittingTemplate | None:
+    """Return the form of ours that a base model without a template can be tuned with.
+
+    Returns None for a model without a token that ends an answer: it would never stop.
+
+    Args:
+        special: the texts of the model's special tokens.
+        named: its special tokens by role.
+    """
+    for mark, file in FITTING.items():
+        if mark in special:
+            return FittingTemplate(file, "the form that its tokens fit")
+    return FittingTemplate(PLAIN, "plain headers") if "eos_token" in named else None
 
 
 def _token_text(value: Any) -> str | None:
