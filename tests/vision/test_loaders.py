@@ -2,6 +2,7 @@
 
 import os
 import signal
+import traceback
 from dataclasses import replace
 from functools import partial
 from io import BytesIO
@@ -230,6 +231,16 @@ def test_the_order_follows_from_seed_stream_and_epoch():
     assert orders[0] == orders[1] and len({*orders}) == 5
 
 
+def end_workers(error: BaseException | None) -> None:
+    """Free the loader that the frames of an error hold, and so end its workers.
+
+    As garbage, it would wait 5 s for each of them.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loader", ["torch", "batched", DALI])
 def test_a_broken_photograph_is_named_whoever_decodes_it(
@@ -248,6 +259,7 @@ def test_a_broken_photograph_is_named_whoever_decodes_it(
         with refused("photographs.broken", image=str(tmp_path / "5.png")) as caught:
             read(source(content, range(7), f"loader={loader}", batch_size=2, workers=workers))
         assert caught.value.message.sentence.startswith(f"{tmp_path / '5.png'}: cannot be decoded")
+        end_workers(caught.value)
 
 
 @pytest.mark.parametrize(
