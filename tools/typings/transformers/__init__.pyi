@@ -1,0 +1,4 @@
+# Without this stub, basedpyright reads all models of transformers, which takes a third of its time.
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
