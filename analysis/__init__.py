@@ -36,9 +36,11 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     waiting_lines = [answer.waits.sentence for answer in shown_answers if answer.waits is not None][
         :1
     ]
-    passed_over_lines = []
+    alternatives = []
     if len(shown_answers) == 1 and shown_answers[0].passed_over is not None:
-        passed_over_lines = [shown_answers[0].passed_over]
+        alternatives.append(shown_answers[0].passed_over)
+    if len(shown_answers) == 1:
+        alternatives += shown_answers[0].other_options
     training_lines = []
     if len(shown_answers) == 1 and shown_answers[0].training is not None:
         description = training_command.description(shown_answers[0].best.runs[0]["kind"])
@@ -47,7 +49,7 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
     bold_lines = [
         Text(line, "bold") for line in text_table.folded(sentences_of(shown_answers), width)
     ]
-    plain_lines = text_table.folded([*passed_over_lines, *waiting_lines], width)
+    plain_lines = text_table.folded([*alternatives, *waiting_lines], width)
     folder = shlex.quote(link(folders[0].parent).plain)
     report_line = f"{typed('-m analysis')} report {folder}   # the page"
     return Conclusion(

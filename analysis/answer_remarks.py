@@ -80,6 +80,11 @@ def learning_and_costs(comparison: SettingComparison) -> Iterator[Message]:
         return
     yield from learned.compare_learning(comparison.ranking, best, other)
     yield from learned.quality_caveats(best, other)
+    yield from costs(best, other)
+
+
+def costs(best: RankedSetting, other: RankedSetting) -> Iterator[Message]:
+    """Say how much more or less memory and energy a setting takes than another one."""
     column_by_name = {"memory": MEMORY}
     if works.did_as_much(best.runs, other.runs):
         column_by_name |= {"energy": ENERGY, COST: COST}

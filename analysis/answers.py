@@ -15,7 +15,15 @@ from multicard.messages import Message
 from multicard.records import figures
 from multicard.records.text_table import first_few
 
-from . import answer_remarks, learned, next_steps, recommended, rerun_commands, training_command
+from . import (
+    answer_remarks,
+    learned,
+    next_steps,
+    other_options,
+    recommended,
+    rerun_commands,
+    training_command,
+)
 from .answer_comparison import SettingComparison
 from .answer_remarks import ENERGY
 from .commands.best import RankingSummary, known_rankings
@@ -95,7 +103,9 @@ class Answer:
         ]
         text = ", ".join(clauses)
         if self.failings:
-            text += f"; but {' and '.join(self.failings)}"
+            # A clause such as "but quality was not measured" may have come before.
+            has_caveat = any(clause.startswith("but ") for clause in clauses)
+            text += f"; {'and' if has_caveat else 'but'} {' and '.join(self.failings)}"
         remarks = [
             *answer_remarks.repetitions(comparison),
             *answer_remarks.other_batch(comparison),
@@ -149,7 +159,8 @@ class Answer:
     def others(self) -> list[Message]:
         """Name the faster settings that were passed over, each with the reason.
 
-        Slower settings that may be as good as the best one follow.
+        Slower settings that may be as good as the best one follow, then slower ones that differ in
+        one option.
         """
         lines = [] if self.passed_over is None else [self.passed_over]
         equals = answer_remarks.indistinguishable(self.comparison)
@@ -157,7 +168,12 @@ class Answer:
             labels = [*map(self.ranking.label, equals)]
             text = f"As good, within noise: {first_few(labels, MAX_ALTERNATIVES)}."
             lines.append(Message("answer.equals", text, settings=labels))
-        return lines
+        return [*lines, *self.other_options]
+
+    @cached_property
+    def other_options(self) -> list[Message]:
+        """What other options of single keys would give, such as another method."""
+        return other_options.other_options(self.comparison)
 
     @cached_property
     def passed_over(self) -> Message | None:

@@ -127,10 +127,16 @@ def failings(ranking: Ranking, setting: RankedSetting) -> Iterator[Message]:
         text = f"its accuracy of {setting.accuracy:.1%} is at chance level"
         yield Message("answer.at-chance", text, accuracy=setting.accuracy)
     first_loss = of_setting(setting.runs, "loss_first")
-    is_lower = first_loss is None or setting.loss is None or is_less(setting.loss, first_loss)
-    if not is_lower and not all(map(details.held_out_loss_fell, setting.runs)):
-        text = f"its loss did not fall ({first_loss:.3f} to {setting.loss:.3f})"
-        yield Message("answer.loss-did-not-fall", text, first=first_loss, last=setting.loss)
+    last_loss = setting.loss
+    if (
+        first_loss is not None
+        and last_loss is not None
+        and not is_less(last_loss, first_loss)
+        and not all(map(details.held_out_loss_fell, setting.runs))
+    ):
+        fell = "hardly fell" if last_loss < first_loss else "did not fall"
+        text = f"its loss {fell} ({first_loss:.3f} to {last_loss:.3f})"
+        yield Message("answer.loss-did-not-fall", text, first=first_loss, last=last_loss)
     if setting.runs[0]["stop_at_target"] and of_setting(setting.runs, "time_to_target_s") is None:
         run = setting.runs[0]
         target = run["target_accuracy"]

@@ -686,3 +686,42 @@ def test_a_script_that_trained_on_other_amounts_says_so(tmp_path: Path):
     assert says(other.sentence, "answer.other-amounts") and other.ranking.is_at_pace
     (effects,) = [one for one in what_matters([other.ranking]) if one.measure == "total_s"]
     assert "doubt.other-amounts" not in codes(" ".join(effects.doubts))
+
+
+def test_other_options_are_compared_all_else_equal(tmp_path: Path):
+    """A sweep over two questions: the recommendation compares shardings, this line the methods."""
+    each = [
+        records.llm(method=method, sharding=sharding, total_s=total_s, batch_size=batch_size)
+        for method, sharding, batch_size, total_s in (
+            ("lora", "fsdp", 2, 100.0),  # the default
+            ("lora", "ddp", 2, 50.0),
+            ("qlora", "fsdp", 2, 130.0),
+            ("qlora", "ddp", 2, 75.0),
+            ("lora", "ddp", 4, 60.0),
+        )
+    ]
+    found = answer(tmp_path, *each)
+    assert found.comparison.differing_keys == ["sharding"]
+    (option,) = found.other_options
+    assert option.code == "answer.other-option" and option.facts["option"] == "method=qlora"
+    assert option.facts["ratio"] == pytest.approx(50 / 75)
+    assert [clause.code for clause in option.facts["clauses"]] == ["answer.same-loss"]
+    assert option in found.others
+
+
+def test_an_option_that_did_not_learn_says_so_and_without_a_recommendation_none_is_compared(
+    tmp_path: Path,
+):
+    each = [
+        run(gpus=1, total_s=total_s, layout=layout, precision=precision, share=share)
+        for layout, precision, total_s, share in (
+            ("nchw", "fp32", 100.0, 0.99),
+            ("nhwc", "fp32", 50.0, 0.99),
+            ("nhwc", "fp16", 90.0, 0.1),
+        )
+    ]
+    (option,) = answer(tmp_path, *each).other_options
+    (failing,) = option.facts["failings"]
+    assert says(failing, "answer.at-chance", accuracy=0.1)
+    at_chance = [one | records.accurate(0.1) for one in each]
+    assert answer(tmp_path / "chance", *at_chance).other_options == []
