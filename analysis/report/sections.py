@@ -111,7 +111,8 @@ def _command(answer: Answer) -> str:
 def _facts(answer: Answer) -> Iterator[tuple[str, str, str]]:
     """Yield facts about a recommendation: a name, a sentence and a command, or an empty string."""
     yield "What it takes", f"{answer.takes}.", ""
-    yield from (("Other settings", line, "") for line in answer.others)
+    if answer.others:
+        yield "Other settings", " ".join(answer.others), ""
     if answer.training is not None:
         does = training_command.description(answer.best.runs[0]["kind"])
         yield "The model", capital(f"{does}:"), answer.training.command or ""
