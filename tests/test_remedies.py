@@ -45,6 +45,7 @@ OTHERS = (
     "git",
     "hf",
     "iconv",
+    "ls",
     "jupyter",
     "make",
     "nsys",

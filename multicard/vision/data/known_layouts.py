@@ -69,7 +69,7 @@ def parts_of_lists(root: Path, whole: bool) -> FoundParts | None:
                 "photographs.bad-list",
                 f"dataset.root={root}: image {number} ({path}) is missing, or has no class or"
                 " part in the lists beside images/; use"
-                f" `{_overrides_to_read_alone(root / 'images')}` to read its folders alone",
+                f" `{overrides_to_read_alone(root / 'images')}` to read its folders alone",
                 key="dataset.root",
                 number=number,
                 path=path,
@@ -98,7 +98,7 @@ def _has_lists(folder: Path) -> bool:
     return all((folder / name).is_file() for name in LISTS) and (folder / "images").is_dir()
 
 
-def _overrides_to_read_alone(path: Path) -> str:
+def overrides_to_read_alone(path: Path) -> str:
     """Return the overrides that read a folder or table alone and test on a fifth of it."""
     return f"{override('dataset.root', path)} dataset.split=0.2"
 
@@ -146,7 +146,7 @@ def table_or_archive_refusal(root: Path) -> Refusal | None:
             shown = table.path.relative_to(root).as_posix()
             overrides = override("dataset.root", table.path)
             if not table.has_parts:
-                overrides = _overrides_to_read_alone(table.path)
+                overrides = overrides_to_read_alone(table.path)
             return Refusal(
                 "photographs.table-beside",
                 f"dataset.root={root}: holds {shown}, which names images and their classes; use"

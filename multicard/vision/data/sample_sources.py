@@ -11,7 +11,13 @@ from pathlib import Path
 
 from multicard.config.pasting import override
 from multicard.messages import Refusal
-from multicard.vision.data import known_layouts, part_tables, text_lists
+from multicard.vision.data import (
+    classes_in_names,
+    known_layouts,
+    part_tables,
+    path_lists,
+    text_lists,
+)
 from multicard.vision.data.class_folders import parts_of
 from multicard.vision.data.data_parts import DATA_FORMS_HINT, FoundParts, choose_parts
 from multicard.vision.data.folder_contents import are_numbered
@@ -20,6 +26,8 @@ from multicard.vision.data.image_tables import table_parts
 from multicard.vision.data.stored_parts import stored_parts
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+# The codes of refusals of images beside one another.
+WITHOUT_CLASSES = ("photographs.no-classes", "photographs.part-without-classes")
 
 
 def find_parts(
@@ -111,6 +119,8 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
         if chosen is None:
             known_refusal = known_layouts.table_or_archive_refusal(root)
             known_refusal = known_refusal or text_lists.lists_refusal(root)
+            if known_refusal is None and refusal.message.code in WITHOUT_CLASSES:
+                known_refusal = classes_in_names.names_refusal(root)
         raise known_refusal or refusal from None
     if chosen is not None or any(part.kind is not None for part in found_parts.parts):
         return found_parts
@@ -122,6 +132,9 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
         if parts_of_tables is None and lists is not None:
             raise lists
         return parts_of_tables or found_parts
+    parts_of_lists = path_lists.parts_by_lists(root, part.read(), found_parts.ignored)
+    if parts_of_lists is not None:
+        return parts_of_lists
     with suppress(Refusal):  # A table that names none of these images is refused.
         found_parts = part_tables.parts_of_named_tables(root) or found_parts
     if found_parts.tables:

@@ -1,0 +1,58 @@
+"""Lists of paths that divide folders of classes into parts, as Food-101 has them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from multicard.vision.data import datasets
+from tests.helpers.messages import refused, remedies
+from tests.vision.test_class_folders import options, parts, put
+from tests.vision.test_sample_sources import write
+
+TRAIN = [f"{name}/{number}" for name in ("pie", "ribs") for number in range(8)]
+TEST = [f"{name}/{number}" for name in ("pie", "ribs") for number in range(8, 12)]
+
+
+def food(folder: Path, form: str = "{}", place: str = "meta") -> Path:
+    """Folders of two classes below images/, and the lists of their parts."""
+    root = put(folder, "images/pie", "images/ribs", count=12)
+    (root / place).mkdir(exist_ok=True)
+    for part, names in (("train", TRAIN), ("test", TEST)):
+        write(root / place / f"{part}.txt", *(form.format(name) for name in names))
+    return root
+
+
+@pytest.mark.parametrize("form", ["{}", "{}.png", "images/{}.png", "./images/{}.png"])
+@pytest.mark.parametrize("place", ["meta", "."])
+def test_lists_of_paths_divide_folders_of_classes(form: str, place: str, tmp_path: Path):
+    root = food(tmp_path / "food", form, place)
+    assert parts(root) == ("train", "test", 16, 8, ["pie", "ribs"])
+
+
+def test_an_archive_may_hold_one_folder_and_what_no_list_names_is_counted(tmp_path: Path):
+    root = food(tmp_path / "archive/food-101")
+    write(root / "meta/classes.txt", "pie", "ribs")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(root / "images/pie/more.png")
+    data = datasets.DATASETS["images"].read(options(tmp_path / "archive"), 0)
+    assert parts(tmp_path / "archive") == ("train", "test", 16, 8, ["pie", "ribs"])
+    ignored = {part.what: part.count for part in data.ignored}
+    assert ignored == {"meta/": 1, "images that no list names": 1}
+
+
+def test_a_line_without_an_image_is_refused_and_the_folders_can_be_read_alone(tmp_path: Path):
+    for place in ("meta", "."):
+        root = food(tmp_path / place / "food", place=place)
+        (root / "images/ribs/3.png").unlink()
+        with refused("photographs.line-without-image", line="ribs/3", missing=1) as refusal:
+            datasets.check(options(root))
+        (remedy,) = remedies(refusal.value)
+        assert sum(parts(root, *shlex.split(remedy))[2:4]) == 23
+
+
+def test_lists_of_other_images_divide_nothing(tmp_path: Path):
+    root = food(tmp_path / "food", "other_{}")
+    with refused("photographs.nothing-to-test-on"):
+        datasets.check(options(root))
+    assert parts(root, "dataset.split=0.5")[2:4] == (12, 12)
