@@ -42,6 +42,7 @@ PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b|" + HOLE)
 # Programs of others
 OTHERS = (
     "chmod",
+    "cp",
     "git",
     "hf",
     "iconv",

@@ -4,6 +4,7 @@ have the tokens that transformers gives them.
 
 import json
 import shlex
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from multicard.llm import kept_tokenizer, labelled_rows, preflight
 from multicard.llm.data import chat, forms
 from multicard.llm.data.tokenizer import FolderTokenizer, check_folder, of_folder
 from tests.conftest import typed_llm
-from tests.helpers.messages import refused
+from tests.helpers.messages import refused, remedies
 from tests.llm.test_folders import SIZES, byte_tokenizer, words_of
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="pip install -e .[trl]")
@@ -328,3 +329,18 @@ def test_a_base_model_without_tokens_for_turns_is_given_a_form_of_plain_headers(
     assert learnt(row) == ["An answer.</s>"] * 2
     whole = preflight.prepare(typed_llm(*words, *remedy, "dataset.loss=all")).rows or ()
     assert "A text.</s>" in [text(each) for each in whole]
+
+
+def test_a_base_model_is_given_a_template_for_data_sets_without_a_key_for_it(tmp_path: Path):
+    place = model(tmp_path / "the base", "", {"eos_token": "</s>"})
+    (place / "chat_template.jinja").unlink()
+    row = {"instruction": "What is it?", "input": "", "output": "An answer."}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    rows = ("dataset=alpaca_cleaned", f"dataset.data_files={tmp_path / 'rows.jsonl'}")
+    words = words_of(place, *rows, "dataset.split=0", "batch_size=1")
+    with refused("llm.no-chat-template", key="model.path") as caught:
+        preflight.prepare(typed_llm(*words))
+    (command,) = remedies(caught.value)
+    subprocess.run(command, shell=True, check=True)
+    (written,) = preflight.prepare(typed_llm(*words)).rows or ()
+    assert learnt(written) == ["An answer.</s>"]

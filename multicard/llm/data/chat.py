@@ -8,6 +8,7 @@ pieces of text that bear loss or not.
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -182,12 +183,16 @@ def template(config: LlmConfig) -> ChatTemplate:
                 reason=str(error),
             ) from None
     if isinstance(config.model, HfConfig) and not configured:
-        is_chat = isinstance(config.dataset, ChatConfig)
-        fitting = (
-            stored_templates.fitting_template(tokens.special, tokens.named) if is_chat else None
-        )
-        remedy = override(key, str(fitting.file)) if fitting else None
-        hint = f", or use {fitting.kind}, by `{remedy}`" if fitting else ""
+        fitting = stored_templates.fitting_template(tokens.special, tokens.named)
+        remedy = None
+        hint = ""
+        if fitting is not None and isinstance(config.dataset, ChatConfig):
+            remedy = override(key, str(fitting.file))
+            hint = f", or use {fitting.kind}, by `{remedy}`"
+        elif fitting is not None:  # The other data sets have no key for a template.
+            missing = Path(config.model.path or "") / "chat_template.jinja"
+            files = shlex.join([str(fitting.file), str(missing)])
+            hint = f", as {fitting.kind}, by `cp {files}`"
         raise Refusal(
             "llm.no-chat-template",
             f"model.path={config.model.path}: its tokenizer has no chat template; put a"
