@@ -96,3 +96,64 @@ def test_a_run_fails_by_an_option_that_stays_on(script: Callable[[str], str]):
     record = measured(name, "args.amp=false").record
     assert record.status == "failed" and record.cause is not None
     find(record.cause.message, "script.option-stays-on", option="amp")
+
+
+def read_by_click(*overrides: str, option: str, **own: Any) -> Any:
+    """What a script whose options click reads gets from a command's words."""
+    click = pytest.importorskip("click")
+    got = dict[str, Any]()
+    main = click.Command("train", None, got.update, [click.Option([option, "amp"], **own)])
+    config = typed(*overrides)
+    with false_options.refused(config):
+        main(words.words(config), standalone_mode=False)
+    return got["amp"]
+
+
+@pytest.mark.parametrize(
+    ("option", "own", "off"),
+    [
+        ("--amp/--no-amp", {"default": True}, "args.no-amp=true"),
+        ("--amp/--fp32", {"default": True}, "args.fp32=true"),
+        ("--amp", {"type": bool, "default": True}, 'args.amp="False"'),
+    ],
+)
+def test_an_option_of_click_that_stays_on_is_refused(option: str, own: dict[str, Any], off: str):
+    with refused("script.option-stays-on", key="args.amp") as refusal:
+        read_by_click("args.amp=false", option=option, **own)
+    (remedy,) = remedies(refusal.value)
+    assert shlex.split(remedy) == [off]
+    assert read_by_click(*shlex.split(remedy), option=option, **own) is False
+    assert read_by_click("args.amp=null", option=option, **own) is True
+
+
+@pytest.mark.parametrize(
+    ("option", "own"),
+    [
+        ("--amp", {"is_flag": True}),
+        ("--amp/--no-amp", {"default": False}),
+        ("--amp", {"is_flag": True, "flag_value": False, "default": True}),
+    ],
+)
+def test_an_option_of_click_that_is_off_by_default_may_be_left_out(
+    option: str, own: dict[str, Any]
+):
+    read_by_click("args.amp=false", option=option, **own)
+
+
+def read_by_absl(*overrides: str, default: bool) -> bool:
+    flags = pytest.importorskip("absl.flags")
+    values = flags.FlagValues()
+    flags.DEFINE_boolean("amp", default, "mixed precision", flag_values=values)
+    config = typed(*overrides)
+    with false_options.refused(config):
+        values(["train.py", *words.words(config)])
+    return values.amp
+
+
+def test_an_option_of_absl_that_stays_on_is_refused():
+    with refused("script.option-stays-on", key="args.amp") as refusal:
+        read_by_absl("args.amp=false", default=True)
+    (remedy,) = remedies(refusal.value)
+    assert read_by_absl(*shlex.split(remedy), default=True) is False
+    assert read_by_absl("args.amp=false", default=False) is False
+    assert read_by_absl("args.amp=true", default=False) is True
