@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from multicard.decide.plan import command, planning, schedule, tasks
+from multicard.decide.plan import command, plan_text, planning, schedule, tasks
 from multicard.decide.plan.jobs_file import JobsFile, PlannedJob
 from multicard.decide.plan.planning import Plan
 from multicard.decide.plan.schedule import GpusOption, PlanTask, Schedule, quantile
@@ -84,7 +84,9 @@ def plan(wanted: list[PlanTask], gpus: int) -> Plan:
 
 
 def shown(found: Plan) -> str:
-    return "\n".join(command.plan_lines(found, exact(1), command.as_dict(found, "here", exact(1))))
+    return "\n".join(
+        plan_text.plan_lines(found, exact(1), plan_text.as_dict(found, "here", exact(1)))
+    )
 
 
 def one(text: str) -> Told:
@@ -220,11 +222,11 @@ def test_a_makespan_if_others_stay_as_busy_is_drawn_by_the_times_that_are_known_
     undisturbed = option.undisturbed.as_busy
     assert undisturbed and undisturbed.value == pytest.approx(20)
     made = planning.make([PlanTask("a", (option,))], 4)
-    content = command.as_dict(made, "n", exact(1))
+    content = plan_text.as_dict(made, "n", exact(1))
     assert content["jobs"][0]["seconds_as_busy"]["value"] == pytest.approx(20)  # nothing else runs
     likely = content["expected_makespan_as_busy_s"]
     assert likely["value"] == pytest.approx(20, rel=0.05)
-    lines = "\n".join(command.plan_lines(made, exact(1), content))
+    lines = "\n".join(plan_text.plan_lines(made, exact(1), content))
     assert find(lines, "plan.makespan").facts["as_busy"] == pytest.approx(
         [*likely.values()], rel=1e-4
     )
@@ -355,12 +357,12 @@ def test_the_chart_has_a_row_for_each_gpu():
         replace(task({1: 40}, deadline_s=50), name="<late>"),
     ]
     planned = schedule.earliest_schedule(wanted, [each.options[0] for each in wanted], [0, 1], 2)
-    first, second, axis = command.chart(wanted, planned, 2, 46)
+    first, second, axis = plan_text.chart(wanted, planned, 2, 46)
     assert first == "GPU 0 [wide==============][<late>============]"
     assert second == "GPU 1 [wide==============]"
     assert axis.split() == ["0:00:00", "0:00:40", "0:01:20"] and len(axis) == 46
     many = [task({1: 1})] * 200
-    narrow = command.chart(
+    narrow = plan_text.chart(
         many,
         schedule.earliest_schedule(many, [each.options[0] for each in many], range(200), 1),
         1,
@@ -377,8 +379,8 @@ def test_ranges_and_efficiency():
         "",
     ]
     one = task({1: 100, 4: 50})
-    assert [command.efficiency(one, option) for option in one.options] == [1.0, 0.5]
-    assert command.efficiency(task({1: 100}), task({1: 100}).options[0]) is None
+    assert [plan_text.efficiency(one, option) for option in one.options] == [1.0, 0.5]
+    assert plan_text.efficiency(task({1: 100}), task({1: 100}).options[0]) is None
 
 
 # ---- the command

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from multicard.decide.plan import command, planning
+from multicard.decide.plan import command, outcome, planning
 from multicard.machine import shares
 from multicard.records import run_folder
 from multicard.records.journal import Journal
@@ -52,8 +52,8 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(
     spans = {each.task.name: (each.start_s or 0.0, each.end_s or 0.0) for each in carried.progress}
     assert spans["wide"][1] <= min(spans["left"][0], spans["right"][0])
     assert max(spans["left"][1], spans["right"][1]) <= spans["last"][0]
-    result = carried.result()
-    table = command.result_lines(result)
+    result = outcome.result(carried)
+    table = outcome.lines(result)
     assert (
         max(map(len, table[1:-1])) <= 120
         and table[1].split()[:2] == ["job", "GPUs"]
@@ -64,13 +64,13 @@ def test_jobs_run_in_order_on_the_gpus_of_the_plan(
     assert result["makespan_s"] == max(end for _, end in spans.values()) == pytest.approx(6, abs=1)
     printed = capsys.readouterr().out
     started = find(printed, "plan.started", task="wide", gpu_ids=[0, 1])
-    assert not carried.failures() and started.facts["planned_s"] == [
+    assert not outcome.failures(carried) and started.facts["planned_s"] == [
         pytest.approx(0, abs=1),
         pytest.approx(3, abs=1),
     ]
     again = world.run()  # nothing is done twice
     assert statuses(again) == statuses(carried) and len(world.started) == 4
-    assert again.result()["jobs"] == result["jobs"]
+    assert outcome.result(again)["jobs"] == result["jobs"]
 
 
 def test_what_comes_after_a_job_that_fails_is_skipped(
@@ -84,7 +84,7 @@ def test_what_comes_after_a_job_that_fails_is_skipped(
     carried = world.run()
     lost = {"bad": "failed", "ill": "diverged", "next": "skipped", "after": "skipped"}
     assert statuses(carried) == lost | {"good": "ok"}
-    bad, ill, following, after = (told(line)[0] for line in carried.failures())
+    bad, ill, following, after = (told(line)[0] for line in outcome.failures(carried))
     assert bad.has({"task": "bad", "status": "failed", "cause": "made failed"})
     assert ill.has({"task": "ill", "status": "diverged", "cause": "made diverged"})
     assert following.has({"task": "next", "status": "skipped"}) and after.has(
@@ -109,7 +109,7 @@ def test_a_job_that_runs_out_of_memory_is_tried_on_more_gpus_alone(world: World)
     assert statuses(carried) == {"big#1": "ok", "big#2": "ok", "small": "oom", "later": "skipped"}
     tries = [(name, gpus) for name, gpus, _ in world.started if name != "small"]
     assert tries == [("big#1", 1), ("big#1", 2), ("big#2", 2)]
-    first = find(carried.failures()[0], "plan.failed", task="small", status="oom")
+    first = find(outcome.failures(carried)[0], "plan.failed", task="small", status="oom")
     assert first.facts["cause"] == Told("plan.no-more-gpus", None, {"gpus": 1})
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_takes_longer_has_the_rest_planned_again(
     assert "plan.overdue" in reasons and "plan.took" in reasons
     second = carried.progress[1].placed
     assert second is not None and second.option.interval.value == pytest.approx(6 * 50, rel=0.01)
-    assert carried.result()["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
+    assert outcome.result(carried)["jobs"][0]["ratio"] == pytest.approx(6, rel=0.01)
 
 
 def test_a_full_disk_ends_a_plan_as_it_ends_a_sweep(
@@ -144,8 +144,8 @@ def test_a_full_disk_ends_a_plan_as_it_ends_a_sweep(
         cell.cause = {"kind": "disk", "message": "no space left", "code": "disk.full"}
     carried = world.run(SameFailureError)
     assert [*statuses(carried).values()] == ["failed"] * 3 + [""] * 2
-    assert [said.code for said in carried.failures()] == ["plan.failed"] * 5
-    assert find(carried.failures()[-1], "sweep.same-failure", cells=3)
+    assert [said.code for said in outcome.failures(carried)] == ["plan.failed"] * 5
+    assert find(outcome.failures(carried)[-1], "sweep.same-failure", cells=3)
     world.cells = {name: replace(cell, ends="ok") for name, cell in world.cells.items()}
     assert {*statuses(world.run()).values()} == {"ok"}
 
@@ -219,7 +219,7 @@ def test_jobs_that_the_file_no_longer_names_do_not_count(world: World):
     }
     world.began({"planned": planned})
     carried = world.run()
-    assert statuses(carried) == {"a": "ok"} and carried.result()["planned_makespan_s"] == 7
+    assert statuses(carried) == {"a": "ok"} and outcome.result(carried)["planned_makespan_s"] == 7
 
 
 def test_what_ended_during_the_search_is_not_trained_again(

@@ -3,7 +3,6 @@
 If a task ends otherwise than planned, the rest is planned again.
 """
 
-import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,7 +30,6 @@ from multicard.sweep.streak import SameFailureError, Streak
 FOLDER = ".plan"  # The folder of a sweep with the files of its plan.
 REPLANNING_S = 2.0  # The longest search for a new plan. Nothing starts meanwhile.
 LONGER = 1.5  # An overdue task is expected to take at most this factor times its time so far.
-PLANNED_KEYS = ("gpus", "gpu_ids", "start_s", "end_s")
 
 
 class CarriedPlan:
@@ -418,55 +416,3 @@ class CarriedPlan:
                 if self.progress[other].status not in ("", "ok"):
                     return progress, other
         return None
-
-    # ---- what became of it
-
-    def result(self) -> dict[str, Any]:
-        """Return the plan and its outcome, in the order of real starts, for other programs."""
-        jobs = []
-        for progress in sorted(self.progress, key=_start_s):
-            first = self.first.get(progress.task.name, {})
-            planned_s = first.get("end_s", 0.0) - first.get("start_s", 0.0)
-            lasted_s = (
-                None
-                if progress.start_s is None or progress.end_s is None
-                else progress.end_s - progress.start_s
-            )
-            jobs.append(
-                {
-                    "name": progress.task.name,
-                    "job": progress.task.job,
-                    "status": progress.status or "not run",
-                    "cause": progress.cause,
-                    "gpus": progress.gpus or None,
-                    "gpu_ids": [*progress.gpu_ids],
-                    **{f"planned_{key}": first.get(key) for key in PLANNED_KEYS},
-                    "start_s": progress.start_s,
-                    "end_s": progress.end_s,
-                    "ratio": lasted_s / planned_s if lasted_s is not None and planned_s else None,
-                }
-            )
-
-        def latest_s(key: str) -> float | None:
-            return max((job[key] for job in jobs if job[key] is not None), default=None)
-
-        return {
-            "makespan_s": latest_s("end_s"),
-            "planned_makespan_s": latest_s("planned_end_s"),
-            "jobs": jobs,
-        }
-
-    def failures(self) -> list[str]:
-        """Return a line for each task that did not end well, with the reason."""
-        return [_failure(progress) for progress in self.progress if progress.status != "ok"]
-
-
-def _failure(progress: TaskProgress) -> Message:
-    status = progress.status or "not run"
-    name = progress.task.name
-    sentence = f"{name}: {status}: {progress.cause}" if progress.cause else f"{name}: {status}"
-    return Message("plan.failed", sentence, task=name, status=status, cause=progress.cause)
-
-
-def _start_s(progress: TaskProgress) -> float:
-    return math.inf if progress.start_s is None else progress.start_s
