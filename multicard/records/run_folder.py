@@ -43,9 +43,10 @@ from multicard.machine import private
 from multicard.messages import Message, Refusal
 from multicard.records import steps
 from multicard.records.json_values import as_text, builtins, readable
-from multicard.records.schema import SCHEMA_VERSION, STEPS, AnyRecord
+from multicard.records.schema import SCHEMA_VERSION, AnyRecord
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_parts import Attempt
+from multicard.records.schema_steps import STEPS
 
 RESULT = "result.json"
 ENVIRONMENT = "environment.json"

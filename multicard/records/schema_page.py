@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import fields
 
-from multicard.records import figures, run_folder, schema, schema_types, text_table
+from multicard.records import figures, run_folder, schema, schema_steps, schema_types, text_table
 from multicard.records.schema_environment import Environment
 from multicard.records.schema_types import described
 
@@ -38,10 +38,10 @@ SECTIONS = {
     "result.json of tune_llm.py": schema.LlmRecord,
     "result.json of measure_script.py": schema.ScriptRecord,
     "environment.json": Environment,
-    "steps.parquet": schema.CommonSteps,
-    "steps.parquet of train_vision.py": schema.VisionSteps,
-    "steps.parquet of tune_llm.py": schema.LlmSteps,
-    "steps.parquet of measure_script.py": schema.ScriptSteps,
+    "steps.parquet": schema_steps.CommonSteps,
+    "steps.parquet of train_vision.py": schema_steps.VisionSteps,
+    "steps.parquet of tune_llm.py": schema_steps.LlmSteps,
+    "steps.parquet of measure_script.py": schema_steps.ScriptSteps,
 }
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "anything"}
 
