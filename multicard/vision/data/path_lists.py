@@ -44,9 +44,11 @@ def parts_by_lists(root: Path, samples: PartSamples, ignored: Counter[str]) -> F
     Raises:
         Refusal: Some lines of a list name no image.
     """
+    lists_by_place = {place: _lists_of_parts(place) for place in _places_of_lists(root)}
+    if not any(lists_by_place.values()):
+        return None
     place_of_image = _places_by_path(samples)
-    for place in _places_of_lists(root):
-        lists = _lists_of_parts(place)
+    for place, lists in lists_by_place.items():
         lines_of_part = {name: _lines(path) for name, path in lists.items()}
         if not lists or not all(
             _name_images(lines, place_of_image) for lines in lines_of_part.values()
@@ -96,11 +98,12 @@ def _lists_of_parts(folder: Path) -> dict[str, Path]:
 
 
 def _lines(path: Path) -> list[str]:
+    """Return the different lines of a list, in their order; none if it is not text."""
     try:
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return []
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [*dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())]
 
 
 def _key(path: str) -> str:
