@@ -33,6 +33,7 @@ PIXELS = re.compile(r"\d+x\d+|(pixel|px)s?[ _.-]?\d*", re.IGNORECASE)
 NUMBERS = re.compile(r"\d+")
 MANY = 16
 
+NO_NAME = "(no name)"  # Stands for a column without one, such as the index that pandas writes.
 COLUMNS_KEY = "dataset.columns"
 # The value of `dataset.columns`: the table's column for each of image, label and split. None means
 # that no column holds it.
@@ -170,7 +171,7 @@ def no_columns_refusal(
             if table_field in table_columns.fields.values()
             else f" ({str(table_field.type).partition('<')[0]})"
         )
-        shown.append(f"{table_field.name}{kind}")
+        shown.append(f"{table_field.name or NO_NAME}{kind}")
     remedy = _suggested_override(table_columns, column_names, paths)
     hint = f", or name the columns, as `{remedy}`" if remedy else ""
     return Refusal(

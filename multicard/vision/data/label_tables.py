@@ -22,7 +22,12 @@ from multicard.vision.data.folder_contents import (
     is_hidden,
     visible_folders,
 )
-from multicard.vision.data.image_columns import COLUMNS_KEY, LABELS, PROBABLY_CLASSES
+from multicard.vision.data.image_columns import (
+    COLUMNS_KEY,
+    LABELS,
+    NO_NAME,
+    PROBABLY_CLASSES,
+)
 from multicard.vision.data.image_copies import are_copies
 from multicard.vision.data.image_tables import text_columns
 from multicard.vision.data.one_hot import one_hot_columns
@@ -276,7 +281,7 @@ def _other_classes_refusal(
         advice += ". To read one folder with the classes of the table, move the table into it"
     if len(folders) == 1:
         advice = f"Use `{remedy}`" if remedy else f"Instead, {WRITE_A_TABLE}"
-    columns = ", ".join(table.columns)
+    columns = ", ".join(name or NO_NAME for name in table.columns)
     return Refusal(
         "photographs.table-of-classes",
         f"dataset.root={root}: {table.path.relative_to(root).as_posix()} (with the columns"
