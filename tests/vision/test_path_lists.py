@@ -56,3 +56,26 @@ def test_lists_of_other_images_divide_nothing(tmp_path: Path):
     with refused("photographs.nothing-to-test-on"):
         datasets.check(options(root))
     assert parts(root, "dataset.split=0.5")[2:4] == (12, 12)
+
+
+def test_of_lists_to_test_by_the_one_of_validation_is_taken(tmp_path: Path):
+    root = food(tmp_path / "food")
+    write(root / "meta/test.txt", "pie/8", "ribs/8")
+    write(root / "meta/valid.txt", "pie/9", "pie/10", "ribs/9")
+    assert parts(root) == ("train", "valid", 16, 3, ["pie", "ribs"])
+    assert parts(root, "dataset.parts=[train,test]") == ("train", "test", 16, 2, ["pie", "ribs"])
+
+
+def test_of_several_divisions_into_lists_one_is_chosen_by_its_names(tmp_path: Path):
+    """DTD has train1.txt to train10.txt."""
+    root = food(tmp_path / "dtd", "{}.png", "labels")
+    for part in ("train", "test"):
+        (root / f"labels/{part}.txt").rename(root / f"labels/{part}1.txt")
+    write(root / "labels/train2.txt", "pie/0.png", "ribs/0.png")
+    write(root / "labels/test2.txt", "pie/1.png", "ribs/1.png")
+    with refused("photographs.two-trains") as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(remedy)) == ("train1", "test1", 16, 8, ["pie", "ribs"])
+    with refused("photographs.no-part", absent=["train3"]):
+        datasets.check(options(root, "dataset.parts=[train3,test1]"))
