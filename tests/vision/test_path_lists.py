@@ -79,3 +79,14 @@ def test_of_several_divisions_into_lists_one_is_chosen_by_its_names(tmp_path: Pa
     assert parts(root, *shlex.split(remedy)) == ("train1", "test1", 16, 8, ["pie", "ribs"])
     with refused("photographs.no-part", absent=["train3"]):
         datasets.check(options(root, "dataset.parts=[train3,test1]"))
+
+
+def test_lists_of_the_pieces_of_an_archive_do_not_make_them_classes(tmp_path: Path):
+    root = put(tmp_path / "scans", "images_001", "images_002", count=4)
+    for part, numbers in (("train", (0, 1, 2)), ("test", (3,))):
+        paths = [f"images_00{piece}/{number}.png" for piece in (1, 2) for number in numbers]
+        write(root / f"{part}.txt", *paths)
+    with refused("photographs.nothing-to-test-on"):
+        datasets.check(options(root))
+    with refused("photographs.no-folder-of-part"):
+        datasets.check(options(root, "dataset.parts=[train,test]"))

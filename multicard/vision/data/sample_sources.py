@@ -152,7 +152,8 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
 def _chosen_lists(root: Path, chosen: Sequence[str]) -> FoundParts | None:
     """Return the parts that `dataset.parts` names, if they are lists that divide the folders.
 
-    Return None if the folders are not classes, or if no lists divide them.
+    Return None if the folders are not classes, or may be pieces of an archive, or if no lists
+    divide them.
     """
     try:
         found_parts = parts_of(root)
@@ -161,6 +162,8 @@ def _chosen_lists(root: Path, chosen: Sequence[str]) -> FoundParts | None:
     if any(part.kind is not None for part in found_parts.parts):
         return None
     (part,) = found_parts.parts
+    if are_numbered(part.read().classes):
+        return None
     parts_of_lists = path_lists.parts_by_lists(root, part.read(), found_parts.ignored)
     if parts_of_lists is None:
         return None
