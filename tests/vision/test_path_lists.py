@@ -57,3 +57,37 @@ def test_lists_of_other_images_divide_nothing(tmp_path: Path):
     with refused("photographs.nothing-to-test-on"):
         datasets.check(options(root))
     assert parts(root, "dataset.split=0.5")[2:4] == (12, 12)
+
+
+def test_of_lists_to_test_by_the_one_of_validation_is_taken(tmp_path: Path):
+    root = food(tmp_path / "food")
+    write(root / "meta/test.txt", "pie/8", "ribs/8")
+    write(root / "meta/valid.txt", "pie/9", "pie/10", "ribs/9")
+    assert parts(root) == ("train", "valid", 16, 3, ["pie", "ribs"])
+    assert parts(root, "dataset.parts=[train,test]") == ("train", "test", 16, 2, ["pie", "ribs"])
+
+
+def test_of_several_divisions_into_lists_one_is_chosen_by_its_names(tmp_path: Path):
+    """DTD has train1.txt to train10.txt."""
+    root = food(tmp_path / "dtd", "{}.png", "labels")
+    for part in ("train", "test"):
+        (root / f"labels/{part}.txt").rename(root / f"labels/{part}1.txt")
+    write(root / "labels/train2.txt", "pie/0.png", "ribs/0.png")
+    write(root / "labels/test2.txt", "pie/1.png", "ribs/1.png")
+    with refused("photographs.two-trains") as refusal:
+        datasets.check(options(root))
+    (remedy,) = remedies(refusal.value)
+    assert parts(root, *shlex.split(remedy)) == ("train1", "test1", 16, 8, ["pie", "ribs"])
+    with refused("photographs.no-part", absent=["train3"]):
+        datasets.check(options(root, "dataset.parts=[train3,test1]"))
+
+
+def test_lists_of_the_pieces_of_an_archive_do_not_make_them_classes(tmp_path: Path):
+    root = put(tmp_path / "scans", "images_001", "images_002", count=4)
+    for part, numbers in (("train", (0, 1, 2)), ("test", (3,))):
+        paths = [f"images_00{piece}/{number}.png" for piece in (1, 2) for number in numbers]
+        write(root / f"{part}.txt", *paths)
+    with refused("photographs.nothing-to-test-on"):
+        datasets.check(options(root))
+    with refused("photographs.no-folder-of-part"):
+        datasets.check(options(root, "dataset.parts=[train,test]"))

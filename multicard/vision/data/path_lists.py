@@ -18,6 +18,7 @@ from multicard.vision.data.data_parts import (
     DataPart,
     FoundParts,
     PartSamples,
+    test_order,
 )
 from multicard.vision.data.folder_contents import (
     IMAGE_SUFFIXES,
@@ -68,7 +69,7 @@ def parts_by_lists(root: Path, samples: PartSamples, ignored: Counter[str]) -> F
         return FoundParts(
             [
                 DataPart(name, names[name].kind, partial(_chosen, samples, places[name]))
-                for name in lists
+                for name in sorted(lists, key=test_order)
             ],
             +rest,
         )

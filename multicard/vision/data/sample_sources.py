@@ -28,6 +28,7 @@ from multicard.vision.data.stored_parts import stored_parts
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 # The codes of refusals of images beside one another.
 WITHOUT_CLASSES = ("photographs.no-classes", "photographs.part-without-classes")
+NO_FOLDER_OF_PART = "photographs.no-folder-of-part"
 
 
 def find_parts(
@@ -112,6 +113,10 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
     try:
         found_parts = parts_of(root, chosen)
     except Refusal as refusal:
+        if chosen and refusal.message.code == NO_FOLDER_OF_PART:
+            parts_of_lists = _chosen_lists(root, chosen)
+            if parts_of_lists is not None:
+                return parts_of_lists
         parts_of_tables = part_tables.parts_of_named_tables(root)
         if parts_of_tables is not None:
             return parts_of_tables
@@ -142,6 +147,27 @@ def _parts_of_folders(root: Path, chosen: Sequence[str] | None) -> FoundParts:
             root, found_parts.tables[0], found_parts.parts[0].read()
         )
     return found_parts
+
+
+def _chosen_lists(root: Path, chosen: Sequence[str]) -> FoundParts | None:
+    """Return the parts that `dataset.parts` names, if they are lists that divide the folders.
+
+    Return None if the folders are not classes, or may be pieces of an archive, or if no lists
+    divide them.
+    """
+    try:
+        found_parts = parts_of(root)
+    except Refusal:
+        return None
+    if any(part.kind is not None for part in found_parts.parts):
+        return None
+    (part,) = found_parts.parts
+    if are_numbered(part.read().classes):
+        return None
+    parts_of_lists = path_lists.parts_by_lists(root, part.read(), found_parts.ignored)
+    if parts_of_lists is None:
+        return None
+    return choose_parts(parts_of_lists, [*chosen], f"dataset.root={root}")
 
 
 def _table_without_folders_refusal(root: Path) -> Refusal:
