@@ -1,6 +1,8 @@
 """The tokenizer that is kept beside a tuned model gives the tokens that the run was tuned on."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,21 @@ def test_the_embedded_tokenizer_is_kept(tmp_path: Path):
         "<|eot_id|>",
         "<|end_of_text|>",
     ]
+
+
+def test_a_file_that_changed_is_read_as_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """tiktoken keeps copies of files by their paths, if it may."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    inputs = tmp_path / "inputs"
+    lengths = []
+    for text in ("a", corpus()[0]):
+        embedded(inputs, tokenizer.train([text], 400))
+        component = tokenizer.component(typed_llm().tokenizer, inputs) | {"max_seq_len": 512}
+        own = components.instantiate(OmegaConf.create(component))
+        lengths.append(len(own.encode(corpus()[0], add_bos=False, add_eos=False)))
+        shutil.rmtree(inputs)
+    assert lengths[1] < lengths[0]
+    assert not (tmp_path / "data-gym-cache").exists()
 
 
 @pytest.mark.slow  # 128,000 tokens, most of them never met

@@ -6,6 +6,7 @@ reads. Each line holds a token in base64 and its rank.
 
 import base64
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
@@ -19,6 +20,11 @@ from multicard.messages import Refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+# Without this, tiktoken copies each file that it reads into the folder for temporary files, and
+# finds the copy by the file's path alone. A file that changed would be read as it was before, and
+# another user could put a copy there.
+os.environ["TIKTOKEN_CACHE_DIR"] = ""
 
 # Llama 3 splits text in this way before it merges bytes (llama-models, tokenizer.py). torchtune
 # has the same pattern.
