@@ -109,6 +109,7 @@ def draw_places(value: Any, count: int, seed: int) -> list[Place]:
     return random.Random(seed).sample(list(places(value)), count)
 
 
+@pytest.mark.slow
 def test_every_command_survives_mutations(tmp_path: Path, monkeypatch, capsys):
     """Each kind of mutation at three places of each kind of record,
     and in the environment beside it.

@@ -277,6 +277,7 @@ def test_an_operator_that_torch_tries_on_a_gpu_is_named_without_a_driver_and_whe
         mode.dispatch(relu, ())
 
 
+@pytest.mark.slow
 def test_real_steps_on_the_cpu_take_what_is_predicted(tmp_path):
     words = ("precision=bf16", "layout=nhwc")
     real, threads = real_peaks.Peaks(), torch.get_num_threads()

@@ -47,6 +47,7 @@ def test_a_quiet_sweep_is_as_long_as_it_was(sweep: Measure):
     assert measured == FIRST and not says(printed, "repeat.again")
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_always_busy_ends(sweep: Measure):
     always = lambda *_: True  # noqa: E731
     code, printed, measured = sweep(*TWO, busy=always)
