@@ -37,14 +37,15 @@ def conclusion(folders: Sequence[Path]) -> "Conclusion":
         :1
     ]
     alternatives = []
-    if len(shown_answers) == 1 and shown_answers[0].passed_over is not None:
-        alternatives.append(shown_answers[0].passed_over)
-    if len(shown_answers) == 1:
-        alternatives += shown_answers[0].other_options
     training_lines = []
-    if len(shown_answers) == 1 and shown_answers[0].training is not None:
-        description = training_command.description(shown_answers[0].best.runs[0]["kind"])
-        training_lines = [f"{shown_answers[0].training.command}   # {description}"]
+    if len(shown_answers) == 1:
+        (answer,) = shown_answers
+        if answer.passed_over is not None:
+            alternatives.append(answer.passed_over)
+        alternatives += answer.other_options
+        if answer.training is not None:
+            description = training_command.description(answer.best.runs[0]["kind"])
+            training_lines = [f"{answer.training.command}   # {description}"]
     width = text_table.terminal_width()
     bold_lines = [
         Text(line, "bold") for line in text_table.folded(sentences_of(shown_answers), width)

@@ -1,5 +1,6 @@
 """Compare the recommended setting of a workload with another one, and word the recommendation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +37,12 @@ class SettingComparison:
     def setting(self) -> str:
         """The recommended setting as it is typed; empty if there is only one setting."""
         return grouping.label(self.best.cell, self.ranking.keys)
+
+    @property
+    def slower_settings(self) -> Sequence[RankedSetting]:
+        """The settings that are ranked after the recommended one."""
+        settings = self.ranking.settings
+        return settings[settings.index(self.best) + 1 :]
 
     @cached_property
     def speedup(self) -> Ratio | None:

@@ -131,10 +131,9 @@ def indistinguishable(comparison: SettingComparison) -> list[RankedSetting]:
     best = comparison.best
     if not comparison.is_clearly_faster and comparison.against is not best:
         return []
-    slower = ranking.settings[ranking.settings.index(best) + 1 :]
     return [
         setting
-        for setting in slower
+        for setting in comparison.slower_settings
         if not (ranking.cheaper(best, setting) or ranking.more_accurate(best, setting))
     ]
 

@@ -4,13 +4,10 @@ The recommendation compares two settings. If a sweep over `method` and `sharding
 sharding than the default, it does not say how LoRA compares with QLoRA.
 """
 
-from collections.abc import Sequence
-
 from multicard.messages import Message
 
 from . import answer_remarks, learned, recommended
 from .answer_comparison import SettingComparison
-from .commands.ranking import RankedSetting
 from .runs import grouping
 from .stats.intervals import faster
 
@@ -29,52 +26,48 @@ def other_options(comparison: SettingComparison) -> list[Message]:
     if comparison.against is not None and len(comparison.differing_keys) == 1:
         named = [*named, comparison.against]
     options = []
-    for setting in _slower_settings(comparison):
-        key = _only_other_option(comparison, setting)
-        if key is not None and not any(setting is other for other in named):
-            options.append(_describe(comparison, key, setting))
+    for setting in comparison.slower_settings:
+        other = SettingComparison(comparison.ranking, setting, comparison.best, is_default=False)
+        if _is_other_option(other) and not any(setting is each for each in named):
+            options.append(_describe(comparison, other))
     return options[:MAX_OPTIONS]
 
 
-def _slower_settings(comparison: SettingComparison) -> Sequence[RankedSetting]:
-    """Return the settings that are slower than the best one. Faster ones were passed over."""
-    settings = comparison.ranking.settings
-    return settings[settings.index(comparison.best) + 1 :]
+def _is_other_option(other: SettingComparison) -> bool:
+    """Return True if the two settings differ in one key, whose values are no numbers."""
+    keys = other.differing_keys
+    return len(keys) == 1 and not grouping.is_numeric([dict(other.best.cell).get(keys[0])])
 
 
-def _only_other_option(comparison: SettingComparison, setting: RankedSetting) -> str | None:
-    """Return the key in which a setting differs from the best one.
+def _describe(comparison: SettingComparison, other: SettingComparison) -> Message:
+    """Compare a slower setting with the recommended one, in time, quality and memory.
 
-    Returns None if they differ in several keys, or if the values are numbers.
+    Args:
+        other: the slower setting, and the recommended one that it is compared with.
     """
-    own_cell = dict(comparison.best.cell)
-    cell = dict(setting.cell)
-    keys = [key for key in comparison.ranking.keys if own_cell.get(key) != cell.get(key)]
-    if len(keys) != 1 or grouping.is_numeric([cell.get(keys[0])]):
-        return None
-    return keys[0]
-
-
-def _describe(comparison: SettingComparison, key: str, setting: RankedSetting) -> Message:
-    """Compare one such setting with the best one, in time, quality and memory."""
-    other = SettingComparison(comparison.ranking, setting, comparison.best, is_default=False)
+    ranking = comparison.ranking
+    setting = other.best
     assert other.speedup is not None  # always: it is compared with the best setting
     speed = faster(other.speedup.ratio)
-    if not comparison.ranking.cheaper(comparison.best, setting):
+    if not ranking.cheaper(comparison.best, setting):
         speed = "not clearly slower"
     clauses = [
         f"{speed} ({other.evidence})",
-        *learned.compare_learning(comparison.ranking, setting, comparison.best),
+        *learned.compare_learning(ranking, setting, comparison.best),
         *answer_remarks.costs(setting, comparison.best),
     ]
-    failings = [*recommended.failings(comparison.ranking, setting)]
+    failings = [*recommended.failings(ranking, setting)]
     reservation = f"; but {' and '.join(failings)}" if failings else ""
-    label = grouping.label(setting.cell, [key])
+    label = grouping.label(setting.cell, other.differing_keys)
+    # The marks of the recommendation stand behind its own sentence.
+    marks = [mark for mark in other.marks if mark not in comparison.marks]
+    doubts = f" [{'; '.join(marks)}]" if marks else ""
     return Message(
         "answer.other-option",
-        f"With {label} instead: {', '.join(clauses)}{reservation}.",
+        f"With {label} instead: {', '.join(clauses)}{reservation}{doubts}.",
         option=label,
         ratio=other.speedup.ratio,
         clauses=clauses[1:],
         failings=failings,
+        marks=marks,
     )

@@ -706,7 +706,20 @@ def test_other_options_are_compared_all_else_equal(tmp_path: Path):
     assert option.code == "answer.other-option" and option.facts["option"] == "method=qlora"
     assert option.facts["ratio"] == pytest.approx(50 / 75)
     assert [clause.code for clause in option.facts["clauses"]] == ["answer.same-loss"]
-    assert option in found.others
+    assert option in found.others and option.facts["marks"] == []
+
+
+def test_an_option_that_was_measured_otherwise_says_so(tmp_path: Path):
+    quiet, busy = {"load": records.load(0.1)}, {"load": records.load(3.1)}
+    each = [
+        run(gpus=1, total_s=100.0, layout="nchw", precision="fp32") | quiet,
+        run(gpus=1, total_s=50.0, layout="nhwc", precision="fp32") | quiet,
+        run(gpus=1, total_s=90.0, layout="nhwc", precision="fp16") | busy,
+    ]
+    found = answer(tmp_path, *each)
+    (option,) = found.other_options
+    assert any(says(mark, "doubt.other-load") for mark in option.facts["marks"])
+    assert found.marks == []
 
 
 def test_an_option_that_did_not_learn_says_so_and_without_a_recommendation_none_is_compared(

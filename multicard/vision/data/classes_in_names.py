@@ -13,6 +13,7 @@ from pathlib import Path
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
+from multicard.records.text_table import first_few
 from multicard.vision.data.folder_contents import (
     IMAGE_SUFFIXES,
     is_hidden,
@@ -42,7 +43,7 @@ def names_refusal(root: Path) -> Refusal | None:
         for form in FORMS:
             classes = _classes(images, form)
             if len(classes) > 1 and min(classes.values()) >= LEAST_IMAGES:
-                return _refusal(root, folder, form, sorted(classes))
+                return _refusal(root, folder, images, form, sorted(classes))
     return None
 
 
@@ -72,17 +73,18 @@ def _classes(names: Sequence[str], form: str) -> Counter[str]:
     return classes
 
 
-def _refusal(root: Path, folder: Path, form: str, classes: list[str]) -> Refusal:
+def _refusal(
+    root: Path, folder: Path, images: Sequence[str], form: str, classes: list[str]
+) -> Refusal:
     table = folder / TABLE
-    suffixes = sorted({Path(name).suffix.removeprefix(".") for name in _image_names(folder)})
+    suffixes = sorted({Path(name).suffix.removeprefix(".") for name in images})
     expression = rf's/^{form}\.({"|".join(suffixes)})$/"&","\1"/p'
     command = (
         f"ls {shlex.quote(str(folder))} | sed -nE -e '1i path,label' -e {shlex.quote(expression)}"
         f" > {shlex.quote(str(table))}"
     )
     overrides = overrides_to_read_alone(table)
-    more = len(classes) - SHOWN_CLASSES
-    shown = ", ".join(classes[:SHOWN_CLASSES]) + (f" and {more} more" if more > 0 else "")
+    shown = first_few(classes, SHOWN_CLASSES)
     return Refusal(
         "photographs.classes-in-names",
         f"dataset.root={root}: {folder.name} holds images, and no folders of classes; if their"

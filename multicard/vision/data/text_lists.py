@@ -9,13 +9,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from multicard.config.pasting import override
 from multicard.messages import Refusal
 from multicard.records import part_names
 from multicard.records.part_names import PartKind
 from multicard.vision.data import table_images
 from multicard.vision.data.data_parts import train_first
 from multicard.vision.data.folder_contents import is_hidden, is_note_folder, visible_folders
+from multicard.vision.data.known_layouts import overrides_to_read_alone
 
 TEXT_LIST = ".txt"
 MOST_LISTS = 20  # If a folder has more texts, none of them is looked at.
@@ -86,7 +86,7 @@ def _refusal(lists: Sequence[Path], root: Path) -> Refusal:
     command = " && ".join(commands)
     overrides = None  # Tables of parts are found in the folder.
     if len(lists) == 1:
-        overrides = f"{override('dataset.root', tables[0])} dataset.split=0.2"
+        overrides = overrides_to_read_alone(tables[0])
     use = "" if overrides is None else f", and use `{overrides}`"
     shown = ", ".join(path.name for path in lists)
     return Refusal(
